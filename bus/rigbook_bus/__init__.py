@@ -1,0 +1,1 @@
+"""The message bus of Rigbook. Knows no GPU and no event kind."""

@@ -1,0 +1,1 @@
+"""Words on the wire: values, events, subjects, envelopes. msgspec only, no I/O."""

@@ -1,0 +1,252 @@
+"""Questions to the ledger over NATS request/reply (`rig.query.<what>`), and the shape of its answers.
+
+A question is a JSON object, an answer too: `Answer`, with a page of items and the cursor of the next
+page, or with an error that has a stable code and a remedy. An answer says at which position it was
+true, and whether the ledger had caught up with the log.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from rigbook_schemas.events import DriftDetected
+from rigbook_schemas.values import CardObservation, ComponentObservation, NodeShare, Pressure, Reason, Value
+
+__all__ = ["QUESTIONS", "Answer", "Failure", "Question"]
+
+LIMIT_MAX: Final = 1000
+
+
+class Question(Value):
+    """Every question takes these; each kind reads those that mean something to it."""
+
+    id: str = ""  # demand id or name, node name, card UUID / unique prefix / `node/index` / `GPU-2`
+    project: str = ""
+    node: str = ""
+    card: str = ""
+    phase: str = ""  # one phase, or "live" (default for demands), or "all"
+    at: str = ""  # RFC 3339: the past moment asked for
+    since_seq: int = 0
+    since: str = ""  # RFC 3339
+    until: str = ""
+    kinds: tuple[str, ...] = ()
+    open_only: bool = True
+    cursor: str = ""
+    limit: Annotated[int, Meta(ge=1, le=LIMIT_MAX)] = 200
+
+
+class Failure(Value):
+    code: str  # not_found, ambiguous, bad_question, before_record, not_ready
+    text: str
+    remedy: str = ""
+
+
+class Answer(Value):
+    """`items` are plain JSON objects of the type that QUESTIONS names for the question."""
+
+    position: int = 0
+    position_time: str = ""  # the server's receive time of the event at `position`
+    caught_up: bool = False
+    safe_mode: bool = False
+    items: tuple[dict[str, Any], ...] = ()
+    next: str = ""  # cursor, "" = that was all
+    error: Failure | None = None
+
+
+class DemandRow(Value):
+    demand: str
+    name: str
+    project: str
+    owner: str
+    contact: str
+    purpose: str
+    workload: str
+    priority: int
+    phase: str
+    wanted: bool
+    raised: str
+    since: str
+    memory_bytes: int  # per card
+    count: int
+    mode: str
+    epoch: int = 0
+    epoch_last: int = 0
+    nodes: tuple[str, ...] = ()
+    cards: tuple[str, ...] = ()
+    verdict: str = ""
+    sentence: str = ""
+    reasons: tuple[Reason, ...] = ()
+    requeues: int = 0
+    attempt: int = 1
+    withdrawn: str = ""
+    withdrawn_by: str = ""
+    drifts: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
+
+
+class BindingRow(Value):
+    epoch: int
+    demand: str
+    project: str
+    owner: str
+    mode: str
+    policy: str
+    bound: str
+    phase: str
+    memory_bytes: int
+    shares: tuple[NodeShare, ...]
+    eviction: str = ""
+
+
+class CardRow(Value):
+    """A card: what it is, who holds it (bound), and what it shows (observed, may be unknown)."""
+
+    uuid: str
+    node: str
+    index: int
+    model: str
+    memory_bytes: int
+    status: str  # free, shared, held, cordoned, quarantined, unreachable, unusable, absent
+    mode: str = ""
+    mode_pinned: bool = False
+    reserved_bytes: int = 0
+    free_bytes: int = 0  # on the books, less foreign use
+    foreign_bytes: int | None = None
+    holders: tuple[str, ...] = ()  # demands
+    epochs: tuple[int, ...] = ()
+    observed: CardObservation | None = None
+    observed_age_seconds: float | None = None
+    why: str = ""
+    simulated: bool = False
+    drifts: tuple[str, ...] = ()
+
+
+class NodeRow(Value):
+    name: str
+    status: str  # ready, cordoned, unreachable, driver_mismatch
+    gpu_model: str
+    gpu_count: int
+    memory_bytes: int  # GPU memory, all cards
+    free_bytes: int
+    bindings: int
+    simulated: bool = False
+    labels: dict[str, str] = {}
+    engines: tuple[str, ...] = ()
+    driver_version: str = ""
+    cuda_version: str = ""
+    agent_version: str = ""
+    incarnation: str = ""
+    boot_id: str = ""
+    heard_seconds_ago: float | None = None
+    skew_seconds: float | None = None
+    why: str = ""
+    pressure: Pressure | None = None
+    components: tuple[ComponentObservation, ...] | None = None
+
+
+class ProjectRow(Value):
+    project: str
+    used_bytes: int
+    releasing_bytes: int
+    quota_bytes: int | None
+    over_bytes: int
+
+
+class DriftRow(Value):
+    drift: DriftDetected
+    seq: int
+    detected: str
+    cleared: str = ""
+    how: str = ""
+
+
+class FindingRow(Value):
+    stream: str
+    seq: int
+    code: str
+    text: str
+    subject: str = ""
+    event_id: str = ""
+    at: str = ""
+
+
+class EventRow(Value):
+    seq: int
+    subject: str
+    received: str
+    kind: str
+    id: str
+    source: str
+    demand: str = ""
+    node: str = ""
+    causation: str = ""
+    traceparent: str = ""
+    time: str = ""
+    data: dict[str, Any] = {}
+    malformed: str = ""
+
+
+class TenureRow(Value):
+    """One binding's time on one card: the answer to `who`."""
+
+    card: str
+    node: str
+    index: int | None
+    demand: str
+    name: str
+    project: str
+    owner: str
+    contact: str
+    purpose: str
+    mode: str
+    memory_bytes: int
+    epoch: int
+    bound: str
+    released: str = ""  # "" = still
+    desired_stopped: str = ""  # since when its desired state is stopped
+    verdict: str = ""
+    end: str = ""  # how it ended, in words
+    forced: bool = False
+
+
+class StatusRow(Value):
+    """What `rigbook doctor` needs of the ledger."""
+
+    instance: str
+    version: str
+    caught_up: bool
+    safe_mode: str  # "" = no, else why
+    position: int
+    stream_last: int | None
+    stream_created: str
+    digest: str
+    chain: str
+    findings: int
+    unknown_events: int
+    demands: dict[str, int]  # by phase
+    nodes: dict[str, int]  # by status
+    bindings: int
+    open_drifts: int
+    audit: tuple[str, ...] = ()
+    healing: tuple[str, ...] = ()
+    heartbeats_read: int = 0
+    started: str = ""
+
+
+# What can be asked, and the type of the items.
+QUESTIONS: Final[dict[str, type[msgspec.Struct]]] = {
+    "status": StatusRow,
+    "demands": DemandRow,
+    "demand": DemandRow,
+    "bindings": BindingRow,
+    "cards": CardRow,
+    "nodes": NodeRow,
+    "projects": ProjectRow,
+    "drifts": DriftRow,
+    "findings": FindingRow,
+    "events": EventRow,
+    "who": TenureRow,
+}

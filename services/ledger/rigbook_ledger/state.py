@@ -1,0 +1,377 @@
+"""The state that a fold of the log gives: nodes, cards, demands, bindings, projects, policy.
+
+`State` is owned by whoever folds it: `evolve` changes it in place and returns it, so that a million
+events cost a million small updates and not a million copies. All values inside are frozen; `fork`
+gives an independent state in time proportional to the number of entries.
+
+Memory is bounded by what lives, not by what happened: ended demands are kept up to `ENDED_MAX`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+from rigbook_schemas.events import DemandRaised, DriftDetected
+from rigbook_schemas.values import (
+    DriftKind,
+    EvictionReason,
+    Labels,
+    Mode,
+    NodeShare,
+    Reason,
+    StopScope,
+    VerdictClass,
+)
+
+__all__ = [
+    "ENDED_MAX",
+    "Binding",
+    "Card",
+    "Demand",
+    "Eviction",
+    "Finding",
+    "Node",
+    "Phase",
+    "Policy",
+    "Project",
+    "State",
+    "Touched",
+    "restore",
+    "snapshot",
+]
+
+# How many ended demands the fold remembers (for duplicate ids and late events); older ones are in the store.
+ENDED_MAX: Final = 10_000
+# How many findings the fold remembers; `finding_count` counts all, the store keeps all.
+FINDINGS_MAX: Final = 1_000
+
+
+class Phase(enum.StrEnum):
+    """Where a demand stands. One at a time, so "admitted and evicted" cannot be said."""
+
+    WAITING = "waiting"
+    BOUND = "bound"  # cards are given, nothing runs yet
+    STARTING = "starting"  # runs, and its probes have not said yes yet
+    RUNNING = "running"
+    RELEASING = "releasing"  # desired is stopped; holds its cards until they are seen free
+    ENDED = "ended"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"  # taken back before it ever got a card
+
+    @property
+    def terminal(self) -> bool:
+        return self in _TERMINAL
+
+    @property
+    def holding(self) -> bool:
+        return self in _HOLDING
+
+
+_TERMINAL = frozenset({Phase.ENDED, Phase.REFUSED, Phase.WITHDRAWN})
+_HOLDING = frozenset({Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.RELEASING})
+
+
+class Folded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Root of the values in the state."""
+
+
+class Demand(Folded):
+    """A demand and where it stands."""
+
+    spec: DemandRaised
+    phase: Phase
+    raised_seq: int
+    raised_ns: int  # the server's clock
+    since_seq: int  # when it came into this phase
+    since_ns: int
+    event_id: str  # the latest event that moved it: what a reaction names as its cause
+    traceparent: str = ""
+    wanted: bool = True  # desired: True = running, False = stopped
+    withdrawn_ns: int = 0
+    withdrawn_by: str = ""
+    epoch: int = 0  # its live binding, 0 = none
+    epoch_last: int = 0  # its latest binding, live or not
+    reasons: tuple[Reason, ...] = ()  # why it waits or was refused
+    requeues: int = 0
+    verdict: VerdictClass | None = None
+    sentence: str = ""
+    attempt: int = 1
+
+
+class Eviction(Folded):
+    """The latest stop order for a binding."""
+
+    event_id: str
+    seq: int
+    ordered_ns: int
+    reason: EvictionReason
+    by: str
+    scope: StopScope
+    requeue: bool
+    grace_seconds: float
+
+
+class Binding(Folded):
+    """A recorded right to cards, named by its epoch: the stream sequence of `bound`."""
+
+    epoch: int
+    demand: str
+    project: str
+    mode: Mode
+    shares: tuple[NodeShare, ...]
+    bound_ns: int
+    event_id: str
+    policy: str
+    memory_bytes: int  # of all allotments
+    started: tuple[str, ...] = ()  # nodes
+    ready: tuple[str, ...] = ()
+    exited: tuple[str, ...] = ()
+    released: tuple[str, ...] = ()
+    eviction: Eviction | None = None
+
+    def share(self, node: str) -> NodeShare | None:
+        for share in self.shares:
+            if share.node == node:
+                return share
+        return None
+
+
+class Card(Folded):
+    """A GPU, named by its NVML UUID."""
+
+    uuid: str
+    node: str
+    index: int
+    model: str
+    memory_bytes: int
+    holders: tuple[int, ...] = ()  # epochs, oldest first
+    reserved_bytes: int = 0
+    mode: Mode | None = None  # pinned by the operator; None = what the first binding asks
+    usable: bool = True
+    why: str = ""
+    present: bool = True  # in the node's latest inventory
+    quarantined: str | None = None  # the reason given
+    parent: str = ""
+
+
+class Node(Folded):
+    """A machine with an agent."""
+
+    name: str
+    incarnation: str
+    boot_id: str
+    joined_seq: int
+    cards: tuple[str, ...] = ()
+    labels: Labels = {}
+    engines: tuple[str, ...] = ()
+    driver_version: str = ""
+    cuda_version: str = ""
+    driver_ok: bool = True
+    driver_text: str = ""
+    simulated: bool = False
+    memory_bytes: int = 0
+    cpus: int = 0
+    agent_version: str = ""
+    address: str = ""
+    cordoned: str | None = None  # the reason given
+    unreachable_ns: int = 0  # since when, 0 = heard
+
+
+class Project(Folded):
+    """What a project holds. Counts until the release was observed; lowering a quota evicts nobody."""
+
+    used_bytes: int = 0
+    releasing_bytes: int = 0
+    quota_bytes: int | None = None
+
+    @property
+    def over_bytes(self) -> int:
+        return 0 if self.quota_bytes is None else max(0, self.used_bytes - self.quota_bytes)
+
+
+class Policy(Folded):
+    """Rules set by the operator, fleet-wide."""
+
+    healing: tuple[DriftKind, ...] = ()  # kinds the reaper may heal by itself
+    cap_priority: int = 75
+    cap_share: float | None = None  # None = no cap
+
+
+class Finding(Folded):
+    """Something on the log that should not be there, or a violated invariant. Never stops the fold."""
+
+    seq: int
+    code: str
+    text: str
+    subject: str = ""
+    event_id: str = ""
+
+
+class Touched:
+    """What the events since the last `clear` changed: for the audit and the query tables."""
+
+    __slots__ = ("bindings", "cards", "demands", "drifts", "findings", "nodes", "projects")
+
+    def __init__(self) -> None:
+        self.demands: set[str] = set()
+        self.bindings: set[int] = set()
+        self.cards: set[str] = set()
+        self.nodes: set[str] = set()
+        self.projects: set[str] = set()
+        self.drifts: set[str] = set()
+        self.findings: list[Finding] = []
+
+    def clear(self) -> None:
+        for name in self.__slots__:
+            getattr(self, name).clear()
+
+
+class State:
+    """Everything the log says, as of `position`."""
+
+    __slots__ = (
+        "bindings",
+        "cards",
+        "chain",
+        "demands",
+        "drifts",
+        "ended",
+        "event_id",
+        "finding_count",
+        "findings",
+        "nodes",
+        "own_position",
+        "policy",
+        "position",
+        "projects",
+        "received_ns",
+        "touched",
+        "unknown_count",
+        "waiting",
+    )
+
+    def __init__(self) -> None:
+        self.position = 0  # sequence of the last folded event
+        self.own_position = 0  # the same for `rig.own.>`: what an ownership append expects
+        self.event_id = ""  # of the event at `position`
+        self.received_ns = 0
+        self.chain = b""  # running hash over (position, event id)
+        self.nodes: dict[str, Node] = {}
+        self.cards: dict[str, Card] = {}
+        self.demands: dict[str, Demand] = {}
+        self.waiting: dict[str, None] = {}  # ids in phase waiting, in the order they came into it
+        self.ended: dict[str, None] = {}  # ids in a terminal phase, oldest first
+        self.bindings: dict[int, Binding] = {}  # live ones
+        self.projects: dict[str, Project] = {}
+        self.policy = Policy()
+        self.drifts: dict[str, DriftDetected] = {}  # open ones
+        self.findings: list[Finding] = []
+        self.finding_count = 0
+        self.unknown_count = 0  # events of kinds this code does not know
+        self.touched = Touched()
+
+    def fork(self) -> State:
+        """An independent state with the same content."""
+        other = State()
+        for name in self.__slots__:
+            mine = getattr(self, name)
+            if isinstance(mine, (dict, list)):
+                setattr(other, name, mine.copy())
+            elif name != "touched":
+                setattr(other, name, mine)
+        return other
+
+    def holders_of(self, card: Card) -> list[Binding]:
+        return [self.bindings[epoch] for epoch in card.holders if epoch in self.bindings]
+
+    def mode_of(self, card: Card) -> Mode | None:
+        """The mode the card serves: pinned, or that of its bindings; None = free to choose."""
+        if card.mode is not None:
+            return card.mode
+        for epoch in card.holders:
+            return self.bindings[epoch].mode
+        return None
+
+    def find_demand(self, name: str) -> Demand | None:
+        """By id; or by name, the live one first, else the latest."""
+        if name in self.demands:
+            return self.demands[name]
+        found: Demand | None = None
+        for demand in self.demands.values():
+            if demand.spec.name == name and (
+                found is None
+                or (found.phase.terminal and not demand.phase.terminal)
+                or (found.phase.terminal == demand.phase.terminal and demand.raised_seq > found.raised_seq)
+            ):
+                found = demand
+        return found
+
+
+class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    position: int
+    own_position: int
+    event_id: str
+    received_ns: int
+    chain: bytes
+    nodes: list[Node]
+    cards: list[Card]
+    demands: list[Demand]
+    waiting: list[str]
+    ended: list[str]
+    bindings: list[Binding]
+    projects: dict[str, Project]
+    policy: Policy
+    drifts: list[DriftDetected]
+    findings: list[Finding]
+    finding_count: int
+    unknown_count: int
+
+
+_snapshots: Final = msgspec.msgpack.Decoder(_Snapshot)
+
+
+def snapshot(state: State) -> bytes:
+    """The state as bytes: a deletable cache, with a format that belongs to this code version."""
+    return msgspec.msgpack.encode(
+        _Snapshot(
+            position=state.position,
+            own_position=state.own_position,
+            event_id=state.event_id,
+            received_ns=state.received_ns,
+            chain=state.chain,
+            nodes=list(state.nodes.values()),
+            cards=list(state.cards.values()),
+            demands=list(state.demands.values()),
+            waiting=list(state.waiting),
+            ended=list(state.ended),
+            bindings=list(state.bindings.values()),
+            projects=state.projects,
+            policy=state.policy,
+            drifts=list(state.drifts.values()),
+            findings=state.findings,
+            finding_count=state.finding_count,
+            unknown_count=state.unknown_count,
+        )
+    )
+
+
+def restore(data: bytes) -> State:
+    """The state of a snapshot. Raises msgspec.MsgspecError when it is not one of this code version."""
+    saved = _snapshots.decode(data)
+    state = State()
+    state.position, state.own_position = saved.position, saved.own_position
+    state.event_id, state.received_ns, state.chain = saved.event_id, saved.received_ns, saved.chain
+    state.nodes = {node.name: node for node in saved.nodes}
+    state.cards = {card.uuid: card for card in saved.cards}
+    state.demands = {demand.spec.demand: demand for demand in saved.demands}
+    state.waiting = dict.fromkeys(saved.waiting)
+    state.ended = dict.fromkeys(saved.ended)
+    state.bindings = {binding.epoch: binding for binding in saved.bindings}
+    state.projects = saved.projects
+    state.policy = saved.policy
+    state.drifts = {drift.drift: drift for drift in saved.drifts}
+    state.findings = saved.findings
+    state.finding_count, state.unknown_count = saved.finding_count, saved.unknown_count
+    return state

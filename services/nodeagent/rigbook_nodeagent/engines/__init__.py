@@ -1,0 +1,1 @@
+"""Engines that run components: one protocol, two implementations."""

@@ -1,0 +1,1 @@
+"""GPUs of a node: one protocol, two drivers."""
