@@ -71,6 +71,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("gpu.restored", e.GpuRestored, (_O,), "rig.own.policy", "card"),
     Kind("priority.capped", e.PriorityCapped, (_O,), "rig.own.policy", "priority"),
     Kind("healing.set", e.HealingSet, (_O,), "rig.own.policy", "kind"),
+    Kind("unknown.accepted", e.UnknownAccepted, (_O,), "rig.own.policy", "seq"),
 )
 
 BY_KIND: Final[dict[str, Kind]] = {kind.name: kind for kind in KINDS}

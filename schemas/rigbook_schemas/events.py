@@ -68,6 +68,7 @@ __all__ = [
     "Refused",
     "Released",
     "Started",
+    "UnknownAccepted",
     "Unready",
 ]
 
@@ -377,5 +378,13 @@ class HealingSet(Payload):
 
     kind: DriftKind
     on: bool
+    by: str = ""
+    reason: Text = ""
+
+
+class UnknownAccepted(Payload):
+    """The operator has read an event of a kind unknown to this version: deciders may pass it by."""
+
+    seq: Position
     by: str = ""
     reason: Text = ""

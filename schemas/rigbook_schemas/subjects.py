@@ -16,6 +16,7 @@ __all__ = [
     "LEDGER_SUBJECTS",
     "OWN_ALL",
     "SubjectError",
+    "agent_query",
     "bind",
     "consumer_of_agent",
     "demand",
@@ -26,6 +27,7 @@ __all__ = [
     "orders_of",
     "policy",
     "query",
+    "query_plan",
     "release",
     "run",
     "token",
@@ -114,6 +116,11 @@ def heartbeat(node_name: str) -> str:
 def query(what: str) -> str:
     """Request/reply, answered by the ledger."""
     return f"rig.query.{what}"
+
+
+def query_plan() -> str:
+    """Request/reply, answered by a placer: a dry run."""
+    return "rig.plan.demand"
 
 
 def agent_query(node_name: str, what: str) -> str:

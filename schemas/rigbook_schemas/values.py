@@ -7,7 +7,7 @@ stream sequence). A card is named by its NVML UUID; its index is for display.
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, dataclass_transform
 
 import msgspec
 from msgspec import Meta
@@ -27,6 +27,7 @@ __all__ = [
     "Engine",
     "Evidence",
     "EvictionReason",
+    "FrozenType",
     "Horizon",
     "Mode",
     "NodeShare",
@@ -66,7 +67,18 @@ Small = Annotated[int, Meta(ge=0, le=100_000)]
 Labels = dict[str, str]
 
 
-class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class FrozenType(msgspec.StructMeta):
+    """Structs of this type are frozen and keyword-only, and so is every subclass.
+
+    msgspec hands `frozen` down to subclasses but not `kw_only`, and type checkers see neither.
+    """
+
+    def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any], **config: Any) -> FrozenType:
+        return super().__new__(cls, name, bases, members, **{"frozen": True, "kw_only": True, **config})
+
+
+class Value(msgspec.Struct, metaclass=FrozenType, omit_defaults=True):
     """Root of all values and payloads. Unknown fields are ignored: a newer author may add some."""
 
 

@@ -31,6 +31,7 @@ def digest(state: State) -> str:
         sorted(state.drifts.items()),
         list(state.waiting),
         list(state.ended),
+        sorted(state.unknown_open.items()),
         state.policy,
     ):
         hasher.update(encode(part))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 from rigbook_schemas import events as e
 from rigbook_schemas.subjects import GANG
-from rigbook_schemas.values import EvictionReason, Mode, VerdictClass
-from rigbook_schemas.wire import Malformed, Record, Unknown, instant, rfc3339
+from rigbook_schemas.values import Mode, VerdictClass
+from rigbook_schemas.wire import TYPE_PREFIX, Malformed, Record, Unknown, instant, rfc3339
 
 from rigbook_ledger.state import (
     ENDED_MAX,
@@ -38,6 +38,8 @@ __all__ = ["SKEW_SECONDS_MAX", "evolve", "fold"]
 
 # An event whose own time is further than this from the server's receive time leaves a finding.
 SKEW_SECONDS_MAX: Final = 600
+# A kind we do not know on one of these may change who owns what: a newer author is about.
+_DECIDING: Final = ("rig.own.", "rig.evict.", "rig.release.")
 _HOUR_NS: Final = 3_600_000_000_000
 
 
@@ -60,6 +62,8 @@ def evolve(state: State, record: Record) -> State:
         apply(state, record, data)
     elif isinstance(data, Unknown):
         state.unknown_count += 1
+        if record.subject.startswith(_DECIDING) and data.type.startswith(TYPE_PREFIX) and len(state.unknown_open) < FINDINGS_MAX:
+            state.unknown_open[seq] = data.type[:200]
         _find(state, record, "unknown_kind", f"{data.type[:200]!r} is not a kind this version knows; it was skipped")
     elif isinstance(data, Malformed):
         _find(state, record, data.code, data.text)
@@ -587,6 +591,11 @@ def _healing_set(state: State, record: Record, data: e.HealingSet) -> None:
     state.policy = replace(state.policy, healing=tuple(sorted(kinds)))
 
 
+def _unknown_accepted(state: State, record: Record, data: e.UnknownAccepted) -> None:
+    if state.unknown_open.pop(data.seq, None) is None:
+        _find(state, record, "nothing_to_accept", f"no unknown event at sequence {data.seq} is waiting to be accepted")
+
+
 _APPLY: Final[dict[type, Callable[..., None]]] = {
     e.DemandRaised: _raised,
     e.DemandWithdrawn: _withdrawn,
@@ -613,4 +622,5 @@ _APPLY: Final[dict[type, Callable[..., None]]] = {
     e.GpuRestored: _restored,
     e.PriorityCapped: _capped,
     e.HealingSet: _healing_set,
+    e.UnknownAccepted: _unknown_accepted,
 }

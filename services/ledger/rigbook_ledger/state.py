@@ -17,6 +17,7 @@ from rigbook_schemas.events import DemandRaised, DriftDetected
 from rigbook_schemas.values import (
     DriftKind,
     EvictionReason,
+    FrozenType,
     Labels,
     Mode,
     NodeShare,
@@ -73,7 +74,7 @@ _TERMINAL = frozenset({Phase.ENDED, Phase.REFUSED, Phase.WITHDRAWN})
 _HOLDING = frozenset({Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.RELEASING})
 
 
-class Folded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Folded(msgspec.Struct, metaclass=FrozenType, omit_defaults=True):
     """Root of the values in the state."""
 
 
@@ -249,6 +250,7 @@ class State:
         "received_ns",
         "touched",
         "unknown_count",
+        "unknown_open",
         "waiting",
     )
 
@@ -270,6 +272,8 @@ class State:
         self.findings: list[Finding] = []
         self.finding_count = 0
         self.unknown_count = 0  # events of kinds this code does not know
+        # Those of them that may bear on ownership and that no operator has accepted: deciders pause.
+        self.unknown_open: dict[int, str] = {}
         self.touched = Touched()
 
     def fork(self) -> State:
@@ -327,6 +331,7 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     finding_count: int
     unknown_count: int
+    unknown_open: dict[int, str]
 
 
 _snapshots: Final = msgspec.msgpack.Decoder(_Snapshot)
@@ -353,6 +358,7 @@ def snapshot(state: State) -> bytes:
             findings=state.findings,
             finding_count=state.finding_count,
             unknown_count=state.unknown_count,
+            unknown_open=state.unknown_open,
         )
     )
 
@@ -374,4 +380,5 @@ def restore(data: bytes) -> State:
     state.drifts = {drift.drift: drift for drift in saved.drifts}
     state.findings = saved.findings
     state.finding_count, state.unknown_count = saved.finding_count, saved.unknown_count
+    state.unknown_open = saved.unknown_open
     return state

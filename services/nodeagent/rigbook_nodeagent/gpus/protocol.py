@@ -38,8 +38,16 @@ class DriverFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Gpus(Protocol):
     """One node's cards. Not thread-safe: one worker thread owns it."""
 
+    @property
+    def samples_rejected(self) -> int:
+        """How many readings were beyond belief (more used than the card has) since the start."""
+        ...
+
     def open(self) -> DriverFacts:
-        """Load the driver. Never raises for a driver that is absent or broken: `ok` is False then."""
+        """Load the driver. Never raises for a driver that is absent or broken: `ok` is False then.
+
+        May be called again: a driver that was broken is tried anew, one that works tells its facts.
+        """
         ...
 
     def inventory(self) -> Sequence[CardInventory]:

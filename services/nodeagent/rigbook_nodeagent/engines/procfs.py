@@ -1,0 +1,195 @@
+"""Processes of this machine as /proc shows them: identity, descent, and whose they are.
+
+A process is named by pid *and* start time (clock ticks since boot): a pid alone may be used again.
+"""
+# os.open and os.listdir: these run over a thousand processes a second, and pathlib triples their cost
+# ruff: noqa: PTH123, PTH208
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "CLUSTER",
+    "COMPONENT",
+    "DEMAND",
+    "EPOCH",
+    "NODE",
+    "ProcessTable",
+    "Stat",
+    "Tagged",
+    "boot_id",
+    "environment_of",
+    "send_signal",
+    "stat_of",
+]
+
+CLUSTER: Final = "RIGBOOK_CLUSTER"
+NODE: Final = "RIGBOOK_NODE"
+DEMAND: Final = "RIGBOOK_DEMAND"
+EPOCH: Final = "RIGBOOK_EPOCH"
+COMPONENT: Final = "RIGBOOK_COMPONENT"
+
+ENVIRONMENT_BYTES_MAX: Final = 4 * 1024**2  # more than the kernel's usual limit of a quarter of the stack
+KTHREADD: Final = 2  # parent of all kernel threads, which have no environment
+SCANS_BETWEEN_FULL: Final = 64  # then also processes that were judged "not ours" are read again
+
+
+class Stat(NamedTuple):
+    """The part of /proc/<pid>/stat that matters here."""
+
+    state: str
+    parent: int
+    group: int
+    session: int
+    start_ticks: int
+
+    @property
+    def alive(self) -> bool:
+        """A zombie has ended: it holds nothing but its number."""
+        return self.state not in {"Z", "X", "x"}
+
+
+class Tagged(NamedTuple):
+    """A living process that carries our cluster and node in its environment."""
+
+    pid: int
+    stat: Stat
+    demand: str
+    epoch: int
+    component: str
+
+
+def stat_of(pid: int) -> Stat | None:
+    """None when there is no such process (or it is not ours to see)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read(1024)
+    except OSError:
+        return None
+    rest = text[text.rfind(b")") + 2 :].split()  # the command in parentheses may hold anything
+    if len(rest) < 20:
+        return None
+    return Stat(rest[0].decode(), int(rest[1]), int(rest[2]), int(rest[3]), int(rest[19]))
+
+
+def environment_of(pid: int) -> bytes:
+    """The raw environment a program was started with; empty for kernel threads, zombies, and in mid-exec.
+
+    Raises OSError when the process is gone or belongs to somebody else.
+    """
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return file.read(ENVIRONMENT_BYTES_MAX)
+
+
+def boot_id() -> str:
+    """Identifies this boot of the machine; pids and start times mean nothing across boots."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def send_signal(pid: int, start_ticks: int, number: int) -> bool:
+    """Signal exactly this process, never one that got its number later. False when it is gone.
+
+    Raises PermissionError when it is not ours to signal.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        now = stat_of(pid)  # read while the handle pins the process: same start time, same process
+        if now is None or not now.alive or now.start_ticks != start_ticks:
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+class ProcessTable:
+    """Finds the processes of one cluster and node by their environment, wherever they moved themselves.
+
+    A scan lists /proc and reads only processes that are new since the last one; about 0.2 ms for 100
+    processes. The verdict on a pid is kept while that pid stays listed; ours are checked again each time.
+    """
+
+    def __init__(self, cluster: str, node: str) -> None:
+        self._wanted = {CLUSTER.encode(): cluster.encode(), NODE.encode(): node.encode()}
+        self._mark = f"{NODE}={node}\0".encode()
+        self._verdicts: dict[int, Tagged | None] = {}
+        self._scans = 0
+
+    def scan(self) -> list[Tagged]:
+        """All living processes of ours, ourselves not among them."""
+        self._scans += 1
+        before = self._verdicts if self._scans % SCANS_BETWEEN_FULL else {}
+        after: dict[int, Tagged | None] = {}
+        found: list[Tagged] = []
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            pid = int(name)
+            if pid in before and before[pid] is None:
+                after[pid] = None
+                continue
+            known = before.get(pid)
+            if known is not None:
+                now = stat_of(pid)
+                if now is None or not now.alive:
+                    continue
+                if now.start_ticks == known.stat.start_ticks:
+                    after[pid] = known._replace(stat=now)
+                    found.append(known._replace(stat=now))
+                    continue
+            judged, final = self._judge(pid)
+            if judged is not None:
+                found.append(judged)
+            if final:
+                after[pid] = judged
+        self._verdicts = after
+        return found
+
+    def _judge(self, pid: int) -> tuple[Tagged | None, bool]:
+        """(ours or not, may the answer be kept)."""
+        try:
+            raw = environment_of(pid)
+        except PermissionError:
+            return None, True
+        except OSError:
+            return None, False
+        if not raw:
+            stat = stat_of(pid)
+            kernel = stat is not None and KTHREADD in {pid, stat.parent}
+            return None, kernel  # else in the middle of an exec: look again next time
+        if self._mark not in raw and not raw.endswith(self._mark[:-1]):
+            return None, True
+        values = _variables(raw)
+        stat = stat_of(pid)
+        if stat is None or not stat.alive or any(values.get(k) != v for k, v in self._wanted.items()):
+            return None, stat is not None
+        epoch = values.get(EPOCH.encode(), b"")
+        if not epoch.isdigit() or pid == os.getpid():
+            return None, True
+        return Tagged(
+            pid=pid,
+            stat=stat,
+            demand=values.get(DEMAND.encode(), b"").decode("utf-8", "replace"),
+            epoch=int(epoch),
+            component=values.get(COMPONENT.encode(), b"").decode("utf-8", "replace"),
+        ), True
+
+
+def _variables(raw: bytes) -> Mapping[bytes, bytes]:
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
+    return {key: value for key, _, value in pairs}

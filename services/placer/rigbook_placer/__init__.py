@@ -1,0 +1,1 @@
+"""The placer: decides which cards a demand gets, and appends that decision against the log."""

@@ -1,0 +1,374 @@
+"""The placer as a service: read a batch, fold it, decide, append against the position, read it back.
+
+Conflict, time-out and "duplicate" all mean the same: nothing is known from the answer. Read on, fold,
+decide again. The state moves only by events read back from the log, never from an own acknowledgement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+from rigbook_bus.protocol import BusConflict, BusDenied, BusError, BusUnavailable, BusUnknown, Expect
+from rigbook_bus.telemetry import Telemetry
+from rigbook_ledger.follower import Follower, LogDiscontinued, SnapshotFile
+from rigbook_schemas import subjects
+from rigbook_schemas.events import Bound, Deferred, DemandRaised, EvictionOrdered, Heartbeat, Payload, Refused
+from rigbook_schemas.wire import Draft, decode, encode, rfc3339
+
+from rigbook_placer.feasible import Seen, invalid
+from rigbook_placer.place import explain, hopeless, place, plan, stops_due, verdict
+from rigbook_placer.sightings import seen_of
+from rigbook_placer.waiting import Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from rigbook_bus.clock import Clock
+    from rigbook_bus.protocol import Bus, Tail
+    from rigbook_ledger.state import Demand
+
+__all__ = ["Options", "Placer", "serve"]
+
+# How often time-driven things are looked at: deferrals, time limits, refusals.
+TICK_SECONDS: Final = 0.5
+# A demand that is bound within this time needs no word on why it waits.
+PATIENCE_SECONDS: Final = 1.0
+# A demand that nothing in the known fleet could ever hold is refused after this time, not before: at a
+# start the node that could may not have joined yet.
+HOPELESS_SECONDS: Final = 10.0
+# Deferrals and refusals published per tick; the rest follow on the next ones.
+VERDICTS_PER_TICK: Final = 200
+# After an append without an answer: how long to read on before deciding again.
+READ_ON_SECONDS: Final = 1.0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a placer."""
+
+    instance: str = "placer-1"
+    data: Path | None = None  # where the snapshot lives; None = fold the whole log at each start
+    policy: str = "pack"
+    patience_seconds: float = PATIENCE_SECONDS
+    hopeless_seconds: float = HOPELESS_SECONDS
+
+
+class Placer:
+    """One placer. Several may run side by side: the bus decides between them."""
+
+    def __init__(
+        self, bus: Bus, options: Options, *, clock: Clock, new_id: Callable[[], str], telemetry: Telemetry | None = None
+    ) -> None:
+        self._bus = bus
+        self._options = options
+        self._clock = clock
+        self._new_id = new_id
+        self._telemetry = telemetry or Telemetry("placer")
+        self._log = structlog.get_logger().bind(instance=options.instance)
+        snapshots = SnapshotFile(options.data / f"{options.instance}.snapshot") if options.data else None
+        self._follower = Follower(bus, snapshots=snapshots)
+        self._waiting = Waiting()
+        self._seen: dict[str, Seen] = {}
+        self._stops: set[int] = set()  # epochs whose stop may be due
+        self._limited: set[int] = set()  # epochs with a maximum run time
+        self._ordered: dict[int, float] = {}  # stop orders sent and not yet read back: epoch to when
+        self._next_tick = 0.0
+        self._paused = ""
+        self._hopeless_since: dict[str, float] = {}
+
+    @property
+    def caught_up(self) -> bool:
+        return self._follower.caught_up
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Until cancelled. Raises LogDiscontinued when the log does not continue what was known."""
+        await self._follower.open()
+        heartbeats = await self._bus.tail(subjects.HEARTBEAT_STREAM, start_seq=await self._first_heartbeat())
+        listening = asyncio.create_task(self._listen(heartbeats))
+        stop_serving = await self._bus.serve(subjects.query_plan(), self._plan, queue="placer")
+        told = False
+        try:
+            self._index_all()
+            while True:
+                await self._read(TICK_SECONDS)
+                if not self.caught_up:
+                    continue
+                if not told:
+                    told = True
+                    self._log.info("caught up", position=self._follower.state.position, waiting=len(self._waiting))
+                    if ready is not None:
+                        ready.set()
+                if not self._may_decide():
+                    continue
+                await self._order_stops()
+                await self._bind_all()
+                await self._tick()
+        finally:
+            listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await listening
+            await stop_serving()
+            await heartbeats.close()
+            await self._follower.close()
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def _index_all(self) -> None:
+        state = self._follower.state
+        self._waiting.update(state, state.waiting)
+        self._note_bindings(state.bindings)
+
+    def _note_bindings(self, epochs: Iterable[int]) -> None:
+        state = self._follower.state
+        for epoch in epochs:
+            binding = state.bindings.get(epoch)
+            if binding is None:
+                self._limited.discard(epoch)
+                self._ordered.pop(epoch, None)
+                continue
+            self._stops.add(epoch)
+            if state.demands[binding.demand].spec.max_run_seconds is not None:
+                self._limited.add(epoch)
+
+    async def _read(self, wait_seconds: float) -> bool:
+        """Read and fold a batch; True when something came."""
+        records = await self._follower.batch(wait_seconds=wait_seconds)
+        if not records:
+            return False
+        state = self._follower.state
+        touched = state.touched
+        self._telemetry.folded.add(len(records))
+        self._waiting.update(state, touched.demands)
+        self._note_bindings(touched.bindings)
+        for did in touched.demands:
+            demand = state.demands.get(did)
+            if demand is not None and demand.epoch:
+                self._stops.add(demand.epoch)
+        if touched.nodes or touched.cards:
+            self._hopeless_since.clear()
+        touched.clear()
+        return True
+
+    async def _first_heartbeat(self) -> int:
+        facts = await self._bus.stream(subjects.HEARTBEAT_STREAM)
+        return 1 if facts is None else max(facts.first_seq, facts.last_seq - 1000, 1)
+
+    async def _listen(self, heartbeats: Tail) -> None:
+        while True:
+            try:
+                messages = await heartbeats.batch(max_messages=1000, wait_seconds=None)
+            except BusError as error:
+                # What cards show is unknown then; reservations still count, and the ledger still arbitrates.
+                self._log.warning("heartbeats cannot be read", code=error.code, why=str(error))
+                await self._clock.sleep(1.0)
+                continue
+            for message in messages:
+                data = decode(message.seq, message.subject, message.received_ns, message.body).data
+                if isinstance(data, Heartbeat):
+                    said = seen_of(data)
+                    for card in data.cards:
+                        if card.uuid in said:
+                            self._seen[card.uuid] = said[card.uuid]
+                        else:
+                            self._seen.pop(card.uuid, None)
+
+    def _may_decide(self) -> bool:
+        unknown = self._follower.state.unknown_open
+        why = ""
+        if unknown:
+            seq, kind = next(iter(unknown.items()))
+            why = f"event {seq} is of a kind unknown to this version ({kind}); upgrade, or `rigbook doctor --accept {seq}`"
+        if why != self._paused:
+            self._paused = why
+            if why:
+                self._log.error("deciding is paused", why=why)
+            else:
+                self._log.info("deciding again")
+        return not why
+
+    # -- deciding ---------------------------------------------------------------------------
+
+    async def _bind_all(self) -> None:
+        """Bind what fits, in order, until nothing more does."""
+        state = self._follower.state
+        while True:
+            bound: tuple[Demand, Bound] | None = None
+            for head in self._waiting.heads(state):
+                decision = place(state, head.spec, self._seen, self._options.policy)
+                if decision is not None:
+                    bound = head, decision
+                    break
+            if bound is None:
+                return
+            await self._append_bound(*bound)
+            if not self._may_decide():
+                return
+
+    async def _append_bound(self, demand: Demand, decision: Bound) -> None:
+        state = self._follower.state
+        nodes = tuple(share.node for share in decision.shares)
+        expect = Expect(last_seq=state.own_position, filter=subjects.OWN_ALL)
+        outcome = "bound"
+        seq = 0
+        try:
+            seq = await self._append(subjects.bind(nodes), decision, demand, expect=expect, at=self._new_id())
+        except BusConflict:
+            outcome = "conflict"
+        except BusUnknown:
+            outcome = "unknown"
+        except BusUnavailable:
+            outcome = "away"
+            await self._clock.sleep(0.2)
+        except BusDenied as error:
+            outcome = "denied"
+            self._log.error("the bus refuses a binding", demand=demand.spec.demand, code=error.code, why=str(error))
+            await self._clock.sleep(1.0)
+        self._telemetry.appends.add(1, {"kind": "bound", "outcome": outcome})
+        if outcome == "bound":
+            self._log.info(
+                "bound", demand=demand.spec.demand, epoch=seq, node=",".join(nodes), policy=decision.policy,
+                cards=[a.card for s in decision.shares for a in s.allotments],
+            )  # fmt: skip
+            while state.position < seq:  # read the own event back; a lost tail raises LogDiscontinued
+                if not await self._read(READ_ON_SECONDS):
+                    self._log.warning("waiting to read back", epoch=seq, position=state.position)
+            return
+        self._log.info("decided anew", demand=demand.spec.demand, why=outcome, position=state.position)
+        # Something stands on the log that we have not read (or may not: then time must pass, not a loop spin).
+        await self._read(READ_ON_SECONDS)
+
+    async def _append(
+        self, subject: str, data: Payload, demand: Demand | None, *, at: str, expect: Expect | None = None, cause: str = ""
+    ) -> int:
+        parent = demand.traceparent if demand else ""
+        kind = type(data).__name__.lower()
+        attributes = {"rigbook.demand": demand.spec.demand} if demand else {}
+        with self._telemetry.span(f"placer.{kind}", parent, **attributes) as traceparent:
+            draft = Draft(
+                data=data,
+                id=at,
+                source=f"placer/{self._options.instance}",
+                time=rfc3339(self._clock.now_ns()),
+                causation=cause or (demand.event_id if demand else ""),
+                traceparent=traceparent,
+            )
+            appended = await self._bus.append(subject, encode(draft), message_id=draft.id, expect=expect)
+        return appended.seq
+
+    async def _order_stops(self) -> None:
+        state = self._follower.state
+        now = self._clock.monotonic()
+        due = list(stops_due(state, self._stops, self._clock.now_ns()))
+        self._stops.clear()
+        for order in due:
+            # Two placers, and a second look before the first order was read back, publish the same id once.
+            if now - self._ordered.get(order.epoch, -1e9) < 5.0:
+                self._stops.add(order.epoch)
+                continue
+            demand = state.demands[order.demand]
+            try:
+                await self._append(
+                    subjects.evict(order.nodes), order, demand, at=f"evict-{order.epoch}-{order.reason}"
+                )
+            except BusError as error:
+                self._log.warning("stop order not sent, will be", demand=order.demand, epoch=order.epoch, code=error.code)
+                self._stops.add(order.epoch)
+                continue
+            self._ordered[order.epoch] = now
+            self._stops.add(order.epoch)  # until it was read back
+            self._log.info("stop ordered", demand=order.demand, epoch=order.epoch, node=",".join(order.nodes), reason=order.reason)
+
+    async def _tick(self) -> None:
+        now = self._clock.monotonic()
+        if now < self._next_tick:
+            return
+        self._next_tick = now + TICK_SECONDS
+        self._stops |= self._limited
+        said: list[tuple[Demand, Deferred | Refused]] = []
+        for head in self._waiting.heads(self._follower.state):
+            self._explain_group(head, now, said)
+            if len(said) >= VERDICTS_PER_TICK:
+                break
+        await self._publish_verdicts(said)
+
+    def _explain_group(self, head: Demand, now: float, said: list[tuple[Demand, Deferred | Refused]]) -> None:
+        state = self._follower.state
+        wall = self._clock.now_ns()
+        reasons = explain(state, head.spec, self._seen, self._options.policy)
+        for demand in self._waiting.members(state, head):
+            if len(said) >= VERDICTS_PER_TICK:
+                return
+            bad = invalid(demand.spec)
+            mine = (bad,) if bad is not None else reasons
+            if not mine or (bad is None and (wall - demand.since_ns) / 1e9 < self._options.patience_seconds):
+                continue
+            final = bad is not None
+            if bad is None and hopeless(mine):
+                since = self._hopeless_since.setdefault(demand.spec.demand, now)
+                final = now - since >= self._options.hopeless_seconds
+            word = verdict(state, demand, mine, final=final)
+            if word is not None:
+                said.append((demand, word))
+
+    async def _publish_verdicts(self, said: list[tuple[Demand, Deferred | Refused]]) -> None:
+        messages: list[tuple[str, bytes, str]] = []
+        for demand, word in said:
+            draft = Draft(
+                data=word,
+                # One id per demand, reason and place on the log: two placers say it once.
+                id=f"{type(word).__name__.lower()}-{demand.spec.demand}-{word.position}",
+                source=f"placer/{self._options.instance}",
+                time=rfc3339(self._clock.now_ns()),
+                causation=demand.event_id,
+                traceparent=demand.traceparent,
+            )
+            messages.append((subjects.verdict(demand.spec.project), encode(draft), draft.id))
+        if not messages:
+            return
+        answers = await self._bus.append_many(messages)
+        failed = [a for a in answers if isinstance(a, BusError)]
+        if failed:
+            self._log.warning("verdicts not sent, will be", count=len(failed), code=failed[0].code)
+        last = max((a.seq for a in answers if not isinstance(a, BusError)), default=0)
+        while self._follower.state.position < last and await self._read(READ_ON_SECONDS):
+            pass
+
+    async def _plan(self, _subject: str, body: bytes) -> bytes:
+        """Dry run: {"demand": DemandRaised} to {"position", "bound", "reasons", "refused"}."""
+        try:
+            asked = msgspec.json.decode(body, type=_PlanQuestion)
+        except msgspec.MsgspecError as error:
+            return msgspec.json.encode({"error": {"code": "bad_question", "text": str(error)}})
+        if not self.caught_up:
+            return msgspec.json.encode({"error": {"code": "not_ready", "text": "the placer is still reading the log"}})
+        return msgspec.json.encode(plan(self._follower.state, asked.demand, self._seen, self._options.policy))
+
+
+class _PlanQuestion(msgspec.Struct, frozen=True):
+    demand: DemandRaised
+
+
+async def serve(
+    bus: Bus,
+    options: Options,
+    *,
+    clock: Clock,
+    new_id: Callable[[], str],
+    telemetry: Telemetry | None = None,
+    ready: asyncio.Event | None = None,
+) -> None:
+    """Run a placer until cancelled. A log that does not continue stops all deciding (safe mode)."""
+    log = structlog.get_logger().bind(instance=options.instance)
+    while True:
+        try:
+            await Placer(bus, options, clock=clock, new_id=new_id, telemetry=telemetry).run(ready)
+        except LogDiscontinued as error:
+            log.error("safe mode: nothing is bound", code=error.code, why=str(error), remedy="rigbook doctor")
+            await clock.sleep(5.0)
+        except BusError as error:
+            log.warning("the bus is away", code=error.code, why=str(error))
+            await clock.sleep(1.0)
