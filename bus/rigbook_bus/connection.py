@@ -78,7 +78,7 @@ class _DirectClient(Client):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.direct: dict[int, Taker] = {}
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
@@ -133,6 +133,7 @@ class Connection:
         self._nuid = NUID()
         self._inbox = self.new_inbox()
         self._last_error = ""
+        self._closing = False
         self._refused: asyncio.Future[str] | None = None
 
     @classmethod
@@ -155,17 +156,7 @@ class Connection:
         self._refused = asyncio.get_running_loop().create_future()
         connecting = asyncio.create_task(self._connect(credentials, tls))
         try:
-            await asyncio.wait(
-                {connecting, self._refused}, timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if self._refused.done():
-                raise BusDenied(f"{url} refuses {name}: {self._refused.result()}; check the credentials file")
-            if not connecting.done():
-                raise BusUnavailable(
-                    f"no answer from {url} within {wait_seconds:g} s ({self._last_error or 'silent'}); "
-                    "is the nats-server running?"
-                )
-            connecting.result()
+            await self._connected(connecting, wait_seconds)
             await self._open_inbox()
         except BaseException:
             connecting.cancel()
@@ -175,6 +166,21 @@ class Connection:
         self._refused = None
         self._tell(Link.CONNECTED, f"connected to {self.server}")
         return self
+
+    async def _connected(self, connecting: asyncio.Task[None], wait_seconds: float | None) -> None:
+        # nats-py tries for ever, also where no try can succeed: refused credentials end it here.
+        refused = self._refused
+        assert refused is not None
+        waited: list[asyncio.Future[Any]] = [connecting, refused]
+        await asyncio.wait(waited, timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if refused.done():
+            raise BusDenied(f"{self.url} refuses {self.name}: {refused.result()}; check the credentials")
+        if not connecting.done():
+            raise BusUnavailable(
+                f"no answer from {self.url} within {wait_seconds:g} s ({self._last_error or 'silent'}); "
+                "is the nats-server running?"
+            )
+        connecting.result()
 
     async def _connect(self, credentials: str | Path | None, tls: ssl.SSLContext | None) -> None:
         try:
@@ -197,7 +203,11 @@ class Connection:
                 tls=tls,
                 user_credentials=str(credentials) if credentials is not None else None,
             )
-        except (NatsError, ValueError, OSError) as error:  # a URL that is none, a credentials file that is not there
+        except (
+            NatsError,
+            ValueError,
+            OSError,
+        ) as error:  # a URL that is none, a credentials file that is not there
             raise BusDenied(f"cannot connect to {self.url} as {self.name}: {error}") from error
 
     async def _open_inbox(self) -> None:
@@ -205,7 +215,9 @@ class Connection:
         await self._client.flush(FLUSH_SECONDS)  # type: ignore[arg-type]  # a denial arrives before the pong
         assert self._refused is not None
         if self._refused.done():
-            raise BusDenied(f"{self.url}: {self.name} may not subscribe to {self._inbox}.*: {self._refused.result()}")
+            raise BusDenied(
+                f"{self.url}: {self.name} may not subscribe to {self._inbox}.*: {self._refused.result()}"
+            )
 
     # ---- what a caller may do ------------------------------------------------------------------------------
 
@@ -307,6 +319,7 @@ class Connection:
 
     async def close(self) -> None:
         """Send what is waiting (bounded), then hang up. Idempotent."""
+        self._closing = True
         if self._client.is_closed:
             return
         if self.link is Link.CONNECTED and self._client.is_connected:
@@ -341,18 +354,24 @@ class Connection:
         # nats-py lower-cases the server's words, so subjects are compared in lower case.
         subject = text.partition('"')[2].partition('"')[0]
         if "subscription" in text:
-            if subject.startswith(self._inbox.lower()) and self._refused is not None and not self._refused.done():
+            if (
+                subject.startswith(self._inbox.lower())
+                and self._refused is not None
+                and not self._refused.done()
+            ):
                 self._refused.set_result(text)
             return
         for call in self._calls.values():
             if call.subject.lower() == subject and not call.future.done():
                 call.future.set_exception(
-                    BusDenied(f"{self.name} has no right to publish on {call.subject}; its credentials do not allow it")
+                    BusDenied(
+                        f"{self.name} has no right to publish on {call.subject}; its credentials do not allow it"
+                    )
                 )
 
     async def _on_disconnected(self) -> None:
         self._client.forget_unsent()
-        if self.link is not Link.CLOSED:
+        if not self._closing:
             self._tell(Link.AWAY, self._last_error or "connection lost")
         self._fail_calls("the connection broke before the answer")
 
@@ -361,7 +380,7 @@ class Connection:
         self._tell(Link.CONNECTED, f"connected to {self.server}")
 
     async def _on_closed(self) -> None:
-        self._tell(Link.CLOSED, self._last_error or "closed")
+        self._tell(Link.CLOSED, "closed by us" if self._closing else self._last_error or "closed by nats-py")
         self._fail_calls("closed")
 
     def _next_server(self, servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
@@ -374,7 +393,9 @@ class Connection:
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if not call.future.done():
-                call.future.set_exception(BusUnknown(f"{call.subject}: {why}; it may or may not have been done"))
+                call.future.set_exception(
+                    BusUnknown(f"{call.subject}: {why}; it may or may not have been done")
+                )
 
     def _tell(self, link: Link, why: str) -> None:
         if link is self.link or self.link is Link.CLOSED:
@@ -389,7 +410,7 @@ class Connection:
 
 
 def status_of(headers: bytes | None) -> int:
-    """The inline status of a NATS header block (`NATS/1.0 503\\r\\n...`), 0 when it has none."""
+    """The inline status of a NATS header block (`NATS/1.0 503`), 0 when it has none."""
     if headers is None or headers[8:9] != b" ":
         return 0
     digits = headers[9:12]

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rigbook_bus.protocol import BusError
 
@@ -74,12 +74,16 @@ def find_binary(binary: str | Path | None = None) -> Path:
 def check_version(binary: Path) -> str:
     """The version of `binary` as text. Raises EmbeddedServerError when it is too old, or is something else."""
     try:
-        answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
+        answer = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise EmbeddedServerError(f"{binary} cannot be run: {error}") from error
     match = re.search(r"nats-server: v(\d+)\.(\d+)\.(\d+)", answer.stdout + answer.stderr)
     if match is None:
-        raise EmbeddedServerError(f"{binary} is no nats-server: `--version` says {answer.stdout.strip()[:80]!r}")
+        raise EmbeddedServerError(
+            f"{binary} is no nats-server: `--version` says {answer.stdout.strip()[:80]!r}"
+        )
     version = tuple(int(part) for part in match.groups())
     if version < VERSION_MIN:
         raise EmbeddedServerError(
@@ -134,7 +138,7 @@ class EmbeddedServer:
     def log_file(self) -> Path:
         return self.folder / "nats.log"
 
-    async def __aenter__(self) -> EmbeddedServer:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -175,7 +179,9 @@ class EmbeddedServer:
                 async with asyncio.timeout(STOP_SECONDS_MAX):
                     await self.wait()
             except TimeoutError:
-                log.warning("nats-server %d did not end within %g s, killing it", process.pid, STOP_SECONDS_MAX)
+                log.warning(
+                    "nats-server %d did not end within %g s, killing it", process.pid, STOP_SECONDS_MAX
+                )
         await self.kill()
 
     async def kill(self) -> None:
@@ -226,7 +232,9 @@ class EmbeddedServer:
                 + "; stop that one, or choose another data folder"
             )
         if server is None or str(self.folder / "nats.conf") not in _command(server):
-            raise EmbeddedServerError(f"{self.folder} is in use by another process; `fuser {self.folder}/lock` names it")
+            raise EmbeddedServerError(
+                f"{self.folder} is in use by another process; `fuser {self.folder}/lock` names it"
+            )
         log.warning("ending nats-server %d, left behind on %s by a process that is gone", server, self.folder)
         with contextlib.suppress(ProcessLookupError):
             os.kill(server, signal.SIGTERM)
@@ -247,7 +255,7 @@ class EmbeddedServer:
                     try:
                         probe.bind((self.host, port))
                     except OSError as error:
-                        raise self._port_taken(port, error.strerror) from error
+                        raise self._port_taken(port, error.strerror or str(error)) from error
 
     def _port_taken(self, port: int, why: str) -> EmbeddedServerError:
         return EmbeddedServerError(
@@ -263,7 +271,7 @@ class EmbeddedServer:
         config.write_text(self._config())
         assert self._lock is not None
         with self.log_file.open("ab") as output:  # what it says before it has read its configuration
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: ASYNC220  # a fork, done in a millisecond; outlives any loop
                 [binary, "-c", config],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -294,7 +302,9 @@ class EmbeddedServer:
             text = said.read().decode(errors="replace").strip()
         if "address already in use" in text:
             return self._port_taken(self.port, "Address already in use")
-        return EmbeddedServerError(f"nats-server ended at once, saying: {text or 'nothing'} ({self.log_file})")
+        return EmbeddedServerError(
+            f"nats-server ended at once, saying: {text or 'nothing'} ({self.log_file})"
+        )
 
     async def _greet(self) -> None:
         """Ready means: a client's CONNECT and PING are answered."""
@@ -307,13 +317,17 @@ class EmbeddedServer:
             try:
                 information = await reader.readline()
                 if not information.startswith(b"INFO "):
-                    raise EmbeddedServerError(f"{self.url} answers, but not as a nats-server: {information[:60]!r}")
+                    raise EmbeddedServerError(
+                        f"{self.url} answers, but not as a nats-server: {information[:60]!r}"
+                    )
                 if b'"auth_required":true' in information or b'"tls_required":true' in information:
                     return  # it speaks; who may come in is not for us to try
                 writer.write(b'CONNECT {"verbose":false,"name":"rigbook-ready"}\r\nPING\r\n')
                 while (line := await reader.readline()) != b"PONG\r\n":
                     if not line or line.startswith(b"-ERR"):
-                        raise EmbeddedServerError(f"{self.url} refuses clients: {line.decode(errors='replace').strip()}")
+                        raise EmbeddedServerError(
+                            f"{self.url} refuses clients: {line.decode(errors='replace').strip()}"
+                        )
                 return
             finally:
                 writer.close()
@@ -347,11 +361,11 @@ class EmbeddedServer:
 async def _ended(process: subprocess.Popen[bytes]) -> None:
     """Wait for the end of a child without a thread and without polling."""
     loop = asyncio.get_running_loop()
-    ended = loop.create_future()
+    ended = asyncio.Event()
     descriptor = os.pidfd_open(process.pid)
     try:
-        loop.add_reader(descriptor, lambda: ended.done() or ended.set_result(None))
-        await ended
+        loop.add_reader(descriptor, ended.set)
+        await ended.wait()
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)

@@ -131,7 +131,9 @@ class JetStreamBus:
         try:
             async with asyncio.timeout(timeout_seconds):
                 for subject, body, message_id in messages:
-                    while len(waiting) >= WINDOW_MESSAGES or (waiting and bytes_waiting + len(body) > WINDOW_BYTES):
+                    while len(waiting) >= WINDOW_MESSAGES or (
+                        waiting and bytes_waiting + len(body) > WINDOW_BYTES
+                    ):
                         bytes_waiting -= await settle_oldest()
                     try:
                         token, future = await self._connection.start(
@@ -169,7 +171,9 @@ class JetStreamBus:
                 f"nobody stores {subject}: no stream takes it, or it has no leader now; nothing was stored"
             )
         if answer.streams:
-            return BusUnavailable(f"{answer.streams[0]} has no leader now; {subject} was not stored, try again")
+            return BusUnavailable(
+                f"{answer.streams[0]} has no leader now; {subject} was not stored, try again"
+            )
         return BusDenied(f"no stream takes {subject}; {api.REMEDIES[api.STREAM_NOT_FOUND]}")
 
     # ---- streams -------------------------------------------------------------------------------------------

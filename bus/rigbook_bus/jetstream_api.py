@@ -248,7 +248,11 @@ def differences(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
     return [
         f"{key} is {found.get(key)!r}, wanted {wanted.get(key)!r}"
         for key in (*wanted, *(("persist_mode",) if "persist_mode" not in wanted else ()))
-        if (sorted(found.get(key) or ()) != sorted(wanted[key]) if key == "subjects" else found.get(key) != wanted.get(key))
+        if (
+            sorted(found.get(key) or ()) != sorted(wanted[key])
+            if key == "subjects"
+            else found.get(key) != wanted.get(key)
+        )
     ]
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from rigbook_bus import jetstream_api as api
 from rigbook_bus.connection import header_of, status_of
-from rigbook_bus.protocol import BusDenied, BusError, BusUnavailable, Link, Message
+from rigbook_bus.protocol import BusError, BusUnavailable, Link, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +34,9 @@ PULL_EXPIRES_SECONDS = 30.0
 AHEAD_MESSAGES_MAX = 2 * PULL_MESSAGES
 AHEAD_BYTES_MAX = 4 * PULL_BYTES
 HEARTBEAT_SECONDS = 0.5
-SILENT_SECONDS_MAX = 1.75  # three heartbeats and some patience; the server's default leaves a reader blind for 16 s
+SILENT_SECONDS_MAX = (
+    1.75  # three heartbeats and some patience; the server's default leaves a reader blind for 16 s
+)
 RETRY_SECONDS_MIN = 0.02
 RETRY_SECONDS_MAX = 1.0
 # The server forgets our consumer after this long without a pull: a reader that was slow makes a new one.
@@ -45,7 +46,9 @@ INACTIVE_SECONDS = 60
 class JetStreamTail:
     """Every matching message once, in sequence. One reader at a time."""
 
-    def __init__(self, connection: Connection, stream: str, *, start_seq: int, filters: Sequence[str]) -> None:
+    def __init__(
+        self, connection: Connection, stream: str, *, start_seq: int, filters: Sequence[str]
+    ) -> None:
         self._connection = connection
         self._stream = stream
         self._filters = list(filters)
@@ -178,7 +181,7 @@ class JetStreamTail:
     async def _keep(self) -> None:
         """Ask for more while there is room, and re-make the consumer when in doubt."""
         retry_seconds = RETRY_SECONDS_MIN
-        while self._failure is None:
+        while not self._is_over():
             try:
                 if self._doubt:
                     if self._connection.link is not Link.CONNECTED:
@@ -189,7 +192,7 @@ class JetStreamTail:
                 await self._pull()
                 retry_seconds = RETRY_SECONDS_MIN
             except BusUnavailable as error:
-                if error is self._failure:
+                if self._is_over():
                     return
                 log.info("tail of %s: %s", self._stream, error)
                 self._suspect("not re-made yet")
@@ -202,6 +205,9 @@ class JetStreamTail:
             await self._woken(HEARTBEAT_SECONDS)
             if self._asked > 0 and asyncio.get_running_loop().time() - self._heard > SILENT_SECONDS_MAX:
                 self._suspect("the server fell silent")
+
+    def _is_over(self) -> bool:
+        return self._failure is not None
 
     async def _woken(self, seconds: float | None) -> None:
         try:
@@ -264,9 +270,7 @@ class JetStreamTail:
         self._consumer = name
 
     async def _check_stream(self) -> None:
-        answer = await api.call(
-            self._connection, f"$JS.API.STREAM.INFO.{self._stream}", {}, api.StreamAnswer
-        )
+        answer = await api.call(self._connection, f"$JS.API.STREAM.INFO.{self._stream}", {}, api.StreamAnswer)
         begun = self._created_ns != 0
         if answer.error is not None:
             if begun and answer.error.err_code == api.STREAM_NOT_FOUND:
@@ -274,7 +278,9 @@ class JetStreamTail:
             raise api.refusal(answer.error, f"reading stream {self._stream}")
         facts = api.facts_of(self._stream, answer)
         if begun and facts.created_ns != self._created_ns:
-            raise self._lost(f"stream {self._stream} is not the one this reader began on: it was created anew")
+            raise self._lost(
+                f"stream {self._stream} is not the one this reader began on: it was created anew"
+            )
         if facts.last_seq < self._last_seq:
             raise self._lost(
                 f"stream {self._stream} ends at {facts.last_seq}, this reader has had {self._last_seq}: its end is lost"
@@ -283,7 +289,11 @@ class JetStreamTail:
         self._first_seq = facts.first_seq
         # In a stream that never drops from its middle, sequences have no gaps: a gap is damage.
         config = answer.config
-        self._strict = not self._filters and bool(config.get("deny_delete")) and config.get("max_msgs_per_subject", -1) <= 0
+        self._strict = (
+            not self._filters
+            and bool(config.get("deny_delete"))
+            and config.get("max_msgs_per_subject", -1) <= 0
+        )
 
     def _lost(self, what: str) -> BusUnavailable:
         error = BusUnavailable(f"{what}; check every belief that was read from it (`rigbook doctor`)")
@@ -296,7 +306,9 @@ class JetStreamTail:
             self._subscription = None
         if self._consumer and self._connection.link is Link.CONNECTED:
             try:
-                await self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b"")
+                await self._connection.publish(
+                    f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b""
+                )
             except BusError:
                 log.debug("tail of %s: its old consumer will expire by itself", self._stream)
         self._consumer = ""

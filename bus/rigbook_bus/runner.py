@@ -32,7 +32,11 @@ def random_id() -> str:
 
 
 def run_service(
-    service: str, main: Callable[[], Coroutine[None, None, None]], *, log_form: str = "auto", log_level: str = "info"
+    service: str,
+    main: Callable[[], Coroutine[None, None, None]],
+    *,
+    log_form: str = "auto",
+    log_level: str = "info",
 ) -> int:
     """Run `main()` until it ends or a SIGTERM/SIGINT cancels it. Returns the exit code."""
     configure_logging(service, form=log_form, level=log_level)

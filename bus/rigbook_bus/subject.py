@@ -28,8 +28,8 @@ def check_subject(subject: str) -> None:
 def check_filter(subject_filter: str) -> None:
     """Raise BusDenied unless `subject_filter` is a subject or a wildcard (`*` one token, `>` the rest)."""
     tokens = subject_filter.split(".")
-    for index, token in enumerate(tokens):
-        if token == "*" or (token == ">" and index == len(tokens) - 1) or _TOKEN.fullmatch(token):
+    for index, word in enumerate(tokens):
+        if word == "*" or (word == ">" and index == len(tokens) - 1) or _TOKEN.fullmatch(word):
             continue
         raise BusDenied(f"{subject_filter!r} is no subject filter: words, `*`, or `>` as the last token")
 
@@ -46,12 +46,12 @@ def matches(subject_filter: str, subject: str) -> bool:
         return True
     wanted = subject_filter.split(".")
     given = subject.split(".")
-    for index, token in enumerate(wanted):
+    for index, word in enumerate(wanted):
         if index >= len(given):
             return False
-        if token == ">":
+        if word == ">":
             return True
-        if token not in ("*", given[index]):
+        if word not in ("*", given[index]):
             return False
     return len(wanted) == len(given)
 

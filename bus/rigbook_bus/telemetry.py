@@ -132,7 +132,9 @@ class Telemetry:
         self.folded = meter.create_counter("rigbook.events.folded", "1", "events folded")
         self.appends = meter.create_counter("rigbook.appends", "1", "appends by kind and outcome")
         self.findings = meter.create_counter("rigbook.findings", "1", "findings by code")
-        self.seconds = meter.create_histogram("rigbook.step.duration", "s", "time of a step of the service's loop")
+        self.seconds = meter.create_histogram(
+            "rigbook.step.duration", "s", "time of a step of the service's loop"
+        )
         self.gauge = meter.create_up_down_counter("rigbook.held", "1", "things held, by name")
 
     @contextmanager

@@ -57,7 +57,9 @@ def _words(r: Reason) -> str:  # one branch per code, nothing else
         case ReasonCode.NO_NODES:
             return "no node has joined yet; start an agent with `rigbook agent --join URL`"
         case ReasonCode.CAPACITY_NEVER:
-            return f"{where} has {gib(r.total_bytes)} per card even when empty, {gib(r.asked_bytes)} asked{also}"
+            return (
+                f"{where} has {gib(r.total_bytes)} per card even when empty, {gib(r.asked_bytes)} asked{also}"
+            )
         case ReasonCode.COUNT_SHORT:
             return f"{where} offers {r.found or '0'} fitting cards at once, {r.asked} asked"
         case ReasonCode.GPU_BUSY:
@@ -83,7 +85,9 @@ def _words(r: Reason) -> str:  # one branch per code, nothing else
         case ReasonCode.NODE_MISMATCH:
             return f"{where} is not the node asked for ({r.asked}){also}"
         case ReasonCode.DRIVER_MISMATCH:
-            return f"{where}: {r.found or 'the GPU driver does not answer'}; bindings resume when it does{also}"
+            return (
+                f"{where}: {r.found or 'the GPU driver does not answer'}; bindings resume when it does{also}"
+            )
         case ReasonCode.GPU_QUARANTINED:
             return f"{where} is quarantined{f' ({r.found})' if r.found else ''}{also}"
         case ReasonCode.GPU_UNKNOWN:

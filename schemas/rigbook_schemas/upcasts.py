@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["UPCASTS", "upcast"]
+__all__ = ["UPCASTS", "NoUpcast", "upcast"]
+
+
+class NoUpcast(LookupError):
+    """A step from an old version to the next is missing: to this code the version is unknown."""
+
 
 Data = dict[str, Any]
 
@@ -26,10 +31,10 @@ def upcast(
     data: Data,
     steps: Mapping[tuple[str, int], Callable[[Data], Data]] = UPCASTS,
 ) -> Data:
-    """`data` of `version` brought to `current`. Raises LookupError when a step is missing."""
+    """`data` of `version` brought to `current`. Raises NoUpcast, and whatever a step raises on bad data."""
     for v in range(version, current):
         step = steps.get((kind, v))
         if step is None:
-            raise LookupError(f"no upcast from {kind} v{v} to v{v + 1}")
+            raise NoUpcast(f"no upcast from {kind} v{v} to v{v + 1}")
         data = step(data)
     return data

@@ -25,8 +25,8 @@ __all__ = [
     "ComponentObservation",
     "DriftKind",
     "Engine",
-    "Evidence",
     "EvictionReason",
+    "Evidence",
     "FrozenType",
     "Horizon",
     "Mode",
@@ -74,7 +74,9 @@ class FrozenType(msgspec.StructMeta):
     msgspec hands `frozen` down to subclasses but not `kw_only`, and type checkers see neither.
     """
 
-    def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any], **config: Any) -> FrozenType:
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], members: dict[str, Any], **config: Any
+    ) -> FrozenType:
         return super().__new__(cls, name, bases, members, **{"frozen": True, "kw_only": True, **config})
 
 

@@ -7,20 +7,24 @@ the parser's words. A malformed message never stops a reader.
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from rigbook_schemas.catalogue import BY_KIND, BY_PAYLOAD, Kind
 from rigbook_schemas.events import Payload
-from rigbook_schemas.upcasts import upcast
+from rigbook_schemas.upcasts import NoUpcast, upcast
 
 __all__ = ["Draft", "Malformed", "Record", "Unknown", "decode", "encode", "instant", "rfc3339"]
 
 TYPE_PREFIX: Final = "dev.rigbook."
 # JetStream's default limit for one message; checked before sending, so that the error is ours and clear.
 BODY_BYTES_MAX: Final = 1024 * 1024
+# Bounded, since int() of a text of thousands of digits raises.
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 class Malformed(msgspec.Struct, frozen=True):
@@ -83,10 +87,10 @@ class _Out(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _In(msgspec.Struct, frozen=True, gc=False):
-    id: str
+    id: Annotated[str, Meta(min_length=1, max_length=256)]
     source: str
     type: str
-    specversion: str = "1.0"
+    specversion: Literal["1.0"] = "1.0"
     time: str = ""
     data: msgspec.Raw = msgspec.Raw(b"null")
     correlationid: str = ""
@@ -94,6 +98,16 @@ class _In(msgspec.Struct, frozen=True, gc=False):
     traceparent: str = ""
 
 
+# What an upcast step may meet in data that was never right.
+_BAD_OLD_DATA: Final = (
+    msgspec.MsgspecError,
+    RecursionError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+)
 _encoder: Final = msgspec.json.Encoder()
 _envelopes: Final = msgspec.json.Decoder(_In)
 _payloads: Final = {kind.type: (kind, msgspec.json.Decoder(kind.payload)) for kind in BY_KIND.values()}
@@ -144,7 +158,9 @@ def decode(seq: int, subject: str, received_ns: int, body: bytes) -> Record:
         try:
             data = decoder.decode(env.data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return _record(seq, subject, received_ns, env, "", Malformed("malformed_data", f"{kind.name}: {error}"))
+            return _record(
+                seq, subject, received_ns, env, "", Malformed("malformed_data", f"{kind.name}: {error}")
+            )
     if not (subject.startswith(kind.subject) and subject[len(kind.subject) : len(kind.subject) + 1] == "."):
         text = f"{kind.name} belongs on {kind.subject}.<name>, not on {subject}"
         return _record(seq, subject, received_ns, env, "", Malformed("wrong_subject", text))
@@ -153,7 +169,11 @@ def decode(seq: int, subject: str, received_ns: int, body: bytes) -> Record:
 
 def rfc3339(unix_ns: int) -> str:
     """UTC with microseconds, e.g. 2026-11-30T20:25:18.000123Z."""
-    return datetime.fromtimestamp(unix_ns // 1000 / 1e6, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(unix_ns // 1000 / 1e6, UTC)
+        .isoformat(timespec="microseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def instant(text: str) -> int | None:
@@ -187,15 +207,15 @@ def _other_version(env: _In) -> Payload | Unknown | Malformed:
     """An older version of a known kind goes through the upcasts; anything else is unknown."""
     name, _, number = env.type.removeprefix(TYPE_PREFIX).rpartition(".v")
     kind = BY_KIND.get(name)
-    if kind is None or not env.type.startswith(TYPE_PREFIX) or not number.isdigit():
+    if kind is None or not env.type.startswith(TYPE_PREFIX) or not _VERSION.fullmatch(number):
         return Unknown(env.type)
     version = int(number)
-    if version >= kind.version or version < 1:
+    if version >= kind.version:
         return Unknown(env.type)
     try:
         data = upcast(name, version, kind.version, _plain.decode(env.data))
         return msgspec.convert(data, kind.payload)
-    except LookupError:
+    except NoUpcast:
         return Unknown(env.type)
-    except msgspec.MsgspecError as error:
-        return Malformed("malformed_data", f"{env.type}: {error}")
+    except _BAD_OLD_DATA as error:
+        return Malformed("malformed_data", f"{env.type}: {type(error).__name__}: {error}")

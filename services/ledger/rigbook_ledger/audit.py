@@ -67,7 +67,9 @@ def _card(state: State, card: Card) -> Iterator[Finding]:
     bindings = state.holders_of(card)
     if len(bindings) != len(card.holders):
         gone = [epoch for epoch in card.holders if epoch not in state.bindings]
-        yield _finding(state, "holder_unknown", f"card {card.uuid} is held by epochs {gone} that are not live")
+        yield _finding(
+            state, "holder_unknown", f"card {card.uuid} is held by epochs {gone} that are not live"
+        )
     if len(bindings) > 1 and any(b.mode is Mode.EXCLUSIVE for b in bindings):
         who = ", ".join(f"{b.demand} (epoch {b.epoch}, {b.mode})" for b in bindings)
         yield _finding(state, "double_binding", f"card {card.uuid} is bound exclusively and to others: {who}")
@@ -82,9 +84,15 @@ def _card(state: State, card: Card) -> Iterator[Finding]:
         if allotment.card == card.uuid
     )
     if reserved != card.reserved_bytes:
-        yield _finding(state, "reserved_wrong", f"card {card.uuid}: {card.reserved_bytes} bytes on the books, {reserved} in its bindings")
+        yield _finding(
+            state,
+            "reserved_wrong",
+            f"card {card.uuid}: {card.reserved_bytes} bytes on the books, {reserved} in its bindings",
+        )
     if reserved > card.memory_bytes:
-        yield _finding(state, "over_allotted", f"card {card.uuid}: {reserved} bytes bound of {card.memory_bytes}")
+        yield _finding(
+            state, "over_allotted", f"card {card.uuid}: {reserved} bytes bound of {card.memory_bytes}"
+        )
 
 
 def _bindings(state: State, epochs: Iterable[int]) -> Iterator[Finding]:
@@ -94,13 +102,21 @@ def _bindings(state: State, epochs: Iterable[int]) -> Iterator[Finding]:
             continue
         demand = state.demands.get(binding.demand)
         if demand is None or demand.epoch != epoch or not demand.phase.holding:
-            yield _finding(state, "binding_without_demand", f"epoch {epoch} is live, its demand {binding.demand} is {demand.phase if demand else 'unknown'}")
+            yield _finding(
+                state,
+                "binding_without_demand",
+                f"epoch {epoch} is live, its demand {binding.demand} is {demand.phase if demand else 'unknown'}",
+            )
         for share in binding.shares:
             for allotment in share.allotments:
                 card = state.cards.get(allotment.card)
                 holds = card is not None and epoch in card.holders
                 if holds == (share.node in binding.released):
-                    yield _finding(state, "gang_broken", f"epoch {epoch} {'still' if holds else 'no longer'} holds card {allotment.card} of node {share.node}")
+                    yield _finding(
+                        state,
+                        "gang_broken",
+                        f"epoch {epoch} {'still' if holds else 'no longer'} holds card {allotment.card} of node {share.node}",
+                    )
 
 
 def _demands(state: State, ids: Iterable[str]) -> Iterator[Finding]:
@@ -109,18 +125,27 @@ def _demands(state: State, ids: Iterable[str]) -> Iterator[Finding]:
         if demand is None:
             continue
         if demand.phase.holding != (demand.epoch in state.bindings):
-            yield _finding(state, "demand_without_binding", f"demand {did} is {demand.phase} with epoch {demand.epoch}")
-        if (did in state.waiting) != (demand.phase is Phase.WAITING) or (did in state.ended) != demand.phase.terminal:
-            yield _finding(state, "index_wrong", f"demand {did} is {demand.phase}, and the indexes say otherwise")
+            yield _finding(
+                state, "demand_without_binding", f"demand {did} is {demand.phase} with epoch {demand.epoch}"
+            )
+        if (did in state.waiting) != (demand.phase is Phase.WAITING) or (
+            did in state.ended
+        ) != demand.phase.terminal:
+            yield _finding(
+                state, "index_wrong", f"demand {did} is {demand.phase}, and the indexes say otherwise"
+            )
 
 
 def _projects(state: State, names: Iterable[str]) -> Iterator[Finding]:
     used: dict[str, int] = defaultdict(int)
     releasing: dict[str, int] = defaultdict(int)
     for binding in state.bindings.values():
-        held = sum(a.memory_bytes for s in binding.shares if s.node not in binding.released for a in s.allotments)
+        held = sum(
+            a.memory_bytes for s in binding.shares if s.node not in binding.released for a in s.allotments
+        )
         used[binding.project] += held
-        if state.demands[binding.demand].phase is Phase.RELEASING:
+        demand = state.demands.get(binding.demand)
+        if demand is not None and demand.phase is Phase.RELEASING:
             releasing[binding.project] += held
     for name in {*names, *used}:
         project = state.projects.get(name) or Project()
@@ -139,4 +164,6 @@ def _indexes(state: State) -> Iterator[Finding]:
     for node in state.nodes.values():
         for uuid in node.cards:
             if uuid not in state.cards:
-                yield _finding(state, "index_wrong", f"node {node.name} names card {uuid}, which is not known")
+                yield _finding(
+                    state, "index_wrong", f"node {node.name} names card {uuid}, which is not known"
+                )

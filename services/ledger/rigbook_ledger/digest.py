@@ -22,7 +22,14 @@ def digest(state: State) -> str:
     encode = msgspec.msgpack.Encoder(order="deterministic").encode
     hasher = blake2b(digest_size=16)
     for part in (
-        (state.position, state.own_position, state.event_id, state.chain, state.finding_count, state.unknown_count),
+        (
+            state.position,
+            state.own_position,
+            state.event_id,
+            state.chain,
+            state.finding_count,
+            state.unknown_count,
+        ),
         sorted(state.nodes.items()),
         sorted(state.cards.items()),
         sorted(state.demands.items()),

@@ -77,16 +77,22 @@ async def check_continues(bus: Bus, created_ns: int | None, position: int, event
     """
     facts = await bus.stream(LEDGER_STREAM)
     if facts is None:
-        raise LogDiscontinued(f"stream {LEDGER_STREAM} does not exist; is this the right server and data folder?")
+        raise LogDiscontinued(
+            f"stream {LEDGER_STREAM} does not exist; is this the right server and data folder?"
+        )
     if created_ns is not None and facts.created_ns != created_ns:
         raise LogDiscontinued(f"stream {LEDGER_STREAM} is another one than before (creation time changed)")
     if facts.last_seq < position:
-        raise LogDiscontinued(f"stream {LEDGER_STREAM} ends at {facts.last_seq}, we had read to {position}: its end is lost")
+        raise LogDiscontinued(
+            f"stream {LEDGER_STREAM} ends at {facts.last_seq}, we had read to {position}: its end is lost"
+        )
     if position:
         there = await bus.message(LEDGER_STREAM, position)
         found = "" if there is None else decode(there.seq, there.subject, there.received_ns, there.body).id
         if there is None or found != event_id:
-            raise LogDiscontinued(f"event {position} of {LEDGER_STREAM} is {found or 'gone'!r}, we had read {event_id!r}")
+            raise LogDiscontinued(
+                f"event {position} of {LEDGER_STREAM} is {found or 'gone'!r}, we had read {event_id!r}"
+            )
     return facts.created_ns
 
 
@@ -114,7 +120,9 @@ class Follower:
         if loaded is not None:
             self._created_ns, self.state = loaded
             self._saved_at = self.state.position
-        self._created_ns = await check_continues(self._bus, self._created_ns, self.state.position, self.state.event_id)
+        self._created_ns = await check_continues(
+            self._bus, self._created_ns, self.state.position, self.state.event_id
+        )
         facts = await self._bus.stream(LEDGER_STREAM)
         self._goal = facts.last_seq if facts else 0
         self._tail = await self._bus.tail(LEDGER_STREAM, start_seq=self.state.position + 1)

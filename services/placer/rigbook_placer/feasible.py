@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from rigbook_ledger.state import Card, Node
 from rigbook_schemas.values import MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, Horizon, Mode, Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from rigbook_ledger.state import Card, Node, State
+    from rigbook_ledger.state import State
     from rigbook_schemas.events import DemandRaised
     from rigbook_schemas.values import Request
 
@@ -66,7 +67,13 @@ def _invalid(field: str, what: str) -> Reason:
 
 def feasible(state: State, request: Request, seen: Mapping[str, Seen]) -> Iterator[Option]:
     """Nodes with at least `request.count` fitting cards, in the order they joined."""
-    nodes = [state.nodes[request.node]] if request.node in state.nodes else () if request.node else state.nodes.values()
+    nodes = (
+        [state.nodes[request.node]]
+        if request.node in state.nodes
+        else ()
+        if request.node
+        else state.nodes.values()
+    )
     for node in nodes:
         if _node_says_no(node, request) is not None:
             continue
@@ -123,7 +130,11 @@ def why_not(state: State, request: Request, seen: Mapping[str, Seen]) -> list[Re
             continue
         refusals = [reason for _, reason in no if reason is not None]
         possible = fitting + sum(1 for r in refusals if r.horizon is Horizon.LATER)
-        if possible < request.count and fitting + len(refusals) > 0 and any(r.horizon is not Horizon.LATER for r in refusals):
+        if (
+            possible < request.count
+            and fitting + len(refusals) > 0
+            and any(r.horizon is not Horizon.LATER for r in refusals)
+        ):
             reasons.extend(_nearest([r for r in refusals if r.horizon is not Horizon.LATER] or refusals))
         elif len(cards) < request.count:
             reasons.append(
@@ -135,7 +146,12 @@ def why_not(state: State, request: Request, seen: Mapping[str, Seen]) -> list[Re
         else:
             if fitting:
                 reasons.append(
-                    Reason(code=ReasonCode.COUNT_SHORT, node=node.name, asked=str(request.count), found=str(fitting))
+                    Reason(
+                        code=ReasonCode.COUNT_SHORT,
+                        node=node.name,
+                        asked=str(request.count),
+                        found=str(fitting),
+                    )
                 )
             reasons.extend(_nearest(refusals))
     return [] if options >= request.nodes else _shortest(reasons)
@@ -147,7 +163,9 @@ _ORDER: Final = {Horizon.LATER: 0, Horizon.NEVER_BIG_ENOUGH: 1, Horizon.NEVER_HE
 
 
 def _shortest(reasons: Sequence[Reason]) -> list[Reason]:
-    return sorted(reasons, key=lambda r: (_ORDER[r.horizon], r.short_bytes or 0, r.node, r.index or 0))[:REASONS_MAX]
+    return sorted(reasons, key=lambda r: (_ORDER[r.horizon], r.short_bytes or 0, r.node, r.index or 0))[
+        :REASONS_MAX
+    ]
 
 
 def _nearest(refusals: Sequence[Reason]) -> Iterator[Reason]:
@@ -159,12 +177,16 @@ def _nearest(refusals: Sequence[Reason]) -> Iterator[Reason]:
         best = min(group, key=lambda r: (r.short_bytes or 0, r.index or 0))
         holders = tuple(dict.fromkeys(h for r in group for h in r.holders))
         stopped = tuple(dict.fromkeys(h for r in group for h in r.holders_stopped))
-        yield msgspec.structs.replace(best, cards=len(group), holders=holders[:8], holders_stopped=stopped[:8])
+        yield msgspec.structs.replace(
+            best, cards=len(group), holders=holders[:8], holders_stopped=stopped[:8]
+        )
 
 
 def _node_says_no(node: Node, request: Request) -> Reason | None:
     def no(code: ReasonCode, horizon: Horizon, asked: str = "", found: str = "") -> Reason:
-        return Reason(code=code, horizon=horizon, node=node.name, asked=asked, found=found, cards=len(node.cards) or 1)
+        return Reason(
+            code=code, horizon=horizon, node=node.name, asked=asked, found=found, cards=len(node.cards) or 1
+        )
 
     if request.node and request.node != node.name:
         return no(ReasonCode.NODE_MISMATCH, Horizon.NEVER_HERE, request.node, node.name)
@@ -183,7 +205,9 @@ def _node_says_no(node: Node, request: Request) -> Reason | None:
 
 def _card_says_no(state: State, card: Card, request: Request, seen: Seen) -> Reason | None:
     bindings = state.holders_of(card)
-    stopped = tuple(b.demand for b in bindings if not state.demands[b.demand].wanted or b.eviction is not None)
+    stopped = tuple(
+        b.demand for b in bindings if not state.demands[b.demand].wanted or b.eviction is not None
+    )
     free = card.memory_bytes - card.reserved_bytes - seen.foreign_bytes
 
     def no(code: ReasonCode, horizon: Horizon = Horizon.LATER, asked: str = "", found: str = "") -> Reason:

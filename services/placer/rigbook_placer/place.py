@@ -97,7 +97,9 @@ def over_quota(state: State, spec: DemandRaised, chosen: list[Ranked] | None = N
     )
 
 
-def explain(state: State, spec: DemandRaised, seen: Mapping[str, Seen], policy: str = "pack") -> tuple[Reason, ...]:
+def explain(
+    state: State, spec: DemandRaised, seen: Mapping[str, Seen], policy: str = "pack"
+) -> tuple[Reason, ...]:
     """Why `place` says None, nearest miss first; empty when it would not."""
     bad = invalid(spec)
     if bad is not None:
@@ -132,7 +134,9 @@ def signature(reasons: tuple[Reason, ...]) -> frozenset[tuple[str, str, str]]:
     return frozenset((r.code, r.horizon, r.node) for r in reasons)
 
 
-def verdict(state: State, demand: Demand, reasons: tuple[Reason, ...], *, final: bool) -> Deferred | Refused | None:
+def verdict(
+    state: State, demand: Demand, reasons: tuple[Reason, ...], *, final: bool
+) -> Deferred | Refused | None:
     """What to tell about a demand that cannot be placed: nothing, when it was told already."""
     spec = demand.spec
     if final:
@@ -142,7 +146,9 @@ def verdict(state: State, demand: Demand, reasons: tuple[Reason, ...], *, final:
     return Deferred(demand=spec.demand, project=spec.project, reasons=reasons, position=state.position)
 
 
-def stops_due(state: State, epochs: Iterator[int] | list[int] | set[int], now_ns: int) -> Iterator[EvictionOrdered]:
+def stops_due(
+    state: State, epochs: Iterator[int] | list[int] | set[int], now_ns: int
+) -> Iterator[EvictionOrdered]:
     """Stop orders that the state calls for and that nobody has given: judged by state, not by transition.
 
     A withdrawal whose event was missed, or that came before the binding, is still a demand that is not
@@ -162,7 +168,10 @@ def stops_due(state: State, epochs: Iterator[int] | list[int] | set[int], now_ns
         elif spec.max_run_seconds is not None and now_ns - binding.bound_ns > spec.max_run_seconds * 1e9:
             reason, text = EvictionReason.TIME_LIMIT, f"ran for its maximum of {spec.max_run_seconds:.0f} s"
         elif binding.exited and len(binding.exited) < len(binding.shares):
-            reason, text = EvictionReason.FENCED, f"its part on node {binding.exited[0]} ended; a gang is whole or not at all"
+            reason, text = (
+                EvictionReason.FENCED,
+                f"its part on node {binding.exited[0]} ended; a gang is whole or not at all",
+            )
         if reason is not None:
             yield EvictionOrdered(
                 demand=binding.demand,
@@ -170,7 +179,9 @@ def stops_due(state: State, epochs: Iterator[int] | list[int] | set[int], now_ns
                 nodes=tuple(s.node for s in binding.shares),
                 reason=reason,
                 by="placer",
-                grace_seconds=max((c.stop_grace_seconds for s in binding.shares for c in s.components), default=10.0),
+                grace_seconds=max(
+                    (c.stop_grace_seconds for s in binding.shares for c in s.components), default=10.0
+                ),
                 text=text,
             )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from rigbook_ledger.state import Card
 from rigbook_schemas.values import Mode
 
 from rigbook_placer.feasible import Option, Seen, free_bytes
@@ -16,7 +17,7 @@ from rigbook_placer.feasible import Option, Seen, free_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rigbook_ledger.state import Card, State
+    from rigbook_ledger.state import State
     from rigbook_schemas.values import Request
 
 __all__ = ["POLICIES", "Ranked", "pack", "rank", "spread"]
@@ -30,9 +31,6 @@ class Ranked(msgspec.Struct, frozen=True):
     score: tuple[int, ...]
     option: Option
     cards: tuple[Card, ...]
-
-
-Policy = "Callable[[State, Request, Option, Mapping[str, Seen]], Ranked]"
 
 
 def rank(
@@ -54,7 +52,9 @@ def _missed_preferences(request: Request, option: Option) -> int:
 
 def _node_free(state: State, option: Option) -> int:
     return sum(
-        state.cards[u].memory_bytes - state.cards[u].reserved_bytes for u in option.node.cards if u in state.cards
+        state.cards[u].memory_bytes - state.cards[u].reserved_bytes
+        for u in option.node.cards
+        if u in state.cards
     )
 
 
@@ -75,13 +75,17 @@ def pack(state: State, request: Request, option: Option, seen: Mapping[str, Seen
     cards = _tightest(request, option, seen)
     left = sum(free_bytes(c, seen.get(c.uuid, _UNSEEN)) - request.memory_bytes for c in cards)
     wasted = sum(c.memory_bytes for c in cards) if request.mode is Mode.EXCLUSIVE else 0
-    return Ranked((_missed_preferences(request, option), wasted, _node_free(state, option), left), option, cards)
+    return Ranked(
+        (_missed_preferences(request, option), wasted, _node_free(state, option), left), option, cards
+    )
 
 
 def spread(state: State, request: Request, option: Option, seen: Mapping[str, Seen]) -> Ranked:
     """Use the emptiest server, and on it the emptiest cards."""
     cards = tuple(
-        sorted(option.cards, key=lambda c: (-free_bytes(c, seen.get(c.uuid, _UNSEEN)), c.index))[: request.count]
+        sorted(option.cards, key=lambda c: (-free_bytes(c, seen.get(c.uuid, _UNSEEN)), c.index))[
+            : request.count
+        ]
     )
     return Ranked((_missed_preferences(request, option), -_node_free(state, option)), option, cards)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,7 +17,7 @@ from rigbook_bus.protocol import BusConflict, BusDenied, BusError, BusUnavailabl
 from rigbook_bus.telemetry import Telemetry
 from rigbook_ledger.follower import Follower, LogDiscontinued, SnapshotFile
 from rigbook_schemas import subjects
-from rigbook_schemas.events import Bound, Deferred, DemandRaised, EvictionOrdered, Heartbeat, Payload, Refused
+from rigbook_schemas.events import Bound, Deferred, DemandRaised, Heartbeat, Payload, Refused
 from rigbook_schemas.wire import Draft, decode, encode, rfc3339
 
 from rigbook_placer.feasible import Seen, invalid
@@ -26,7 +27,6 @@ from rigbook_placer.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from rigbook_bus.clock import Clock
     from rigbook_bus.protocol import Bus, Tail
@@ -61,7 +61,13 @@ class Placer:
     """One placer. Several may run side by side: the bus decides between them."""
 
     def __init__(
-        self, bus: Bus, options: Options, *, clock: Clock, new_id: Callable[[], str], telemetry: Telemetry | None = None
+        self,
+        bus: Bus,
+        options: Options,
+        *,
+        clock: Clock,
+        new_id: Callable[[], str],
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._bus = bus
         self._options = options
@@ -99,7 +105,9 @@ class Placer:
                     continue
                 if not told:
                     told = True
-                    self._log.info("caught up", position=self._follower.state.position, waiting=len(self._waiting))
+                    self._log.info(
+                        "caught up", position=self._follower.state.position, waiting=len(self._waiting)
+                    )
                     if ready is not None:
                         ready.set()
                 if not self._may_decide():
@@ -225,7 +233,9 @@ class Placer:
             await self._clock.sleep(0.2)
         except BusDenied as error:
             outcome = "denied"
-            self._log.error("the bus refuses a binding", demand=demand.spec.demand, code=error.code, why=str(error))
+            self._log.error(
+                "the bus refuses a binding", demand=demand.spec.demand, code=error.code, why=str(error)
+            )
             await self._clock.sleep(1.0)
         self._telemetry.appends.add(1, {"kind": "bound", "outcome": outcome})
         if outcome == "bound":
@@ -242,11 +252,18 @@ class Placer:
         await self._read(READ_ON_SECONDS)
 
     async def _append(
-        self, subject: str, data: Payload, demand: Demand | None, *, at: str, expect: Expect | None = None, cause: str = ""
+        self,
+        subject: str,
+        data: Payload,
+        demand: Demand | None,
+        *,
+        at: str,
+        expect: Expect | None = None,
+        cause: str = "",
     ) -> int:
         parent = demand.traceparent if demand else ""
         kind = type(data).__name__.lower()
-        attributes = {"rigbook.demand": demand.spec.demand} if demand else {}
+        attributes = {"demand": demand.spec.demand} if demand else {}
         with self._telemetry.span(f"placer.{kind}", parent, **attributes) as traceparent:
             draft = Draft(
                 data=data,
@@ -275,12 +292,20 @@ class Placer:
                     subjects.evict(order.nodes), order, demand, at=f"evict-{order.epoch}-{order.reason}"
                 )
             except BusError as error:
-                self._log.warning("stop order not sent, will be", demand=order.demand, epoch=order.epoch, code=error.code)
+                self._log.warning(
+                    "stop order not sent, will be", demand=order.demand, epoch=order.epoch, code=error.code
+                )
                 self._stops.add(order.epoch)
                 continue
             self._ordered[order.epoch] = now
             self._stops.add(order.epoch)  # until it was read back
-            self._log.info("stop ordered", demand=order.demand, epoch=order.epoch, node=",".join(order.nodes), reason=order.reason)
+            self._log.info(
+                "stop ordered",
+                demand=order.demand,
+                epoch=order.epoch,
+                node=",".join(order.nodes),
+                reason=order.reason,
+            )
 
     async def _tick(self) -> None:
         now = self._clock.monotonic()
@@ -344,7 +369,9 @@ class Placer:
         except msgspec.MsgspecError as error:
             return msgspec.json.encode({"error": {"code": "bad_question", "text": str(error)}})
         if not self.caught_up:
-            return msgspec.json.encode({"error": {"code": "not_ready", "text": "the placer is still reading the log"}})
+            return msgspec.json.encode(
+                {"error": {"code": "not_ready", "text": "the placer is still reading the log"}}
+            )
         return msgspec.json.encode(plan(self._follower.state, asked.demand, self._seen, self._options.policy))
 
 
@@ -367,7 +394,9 @@ async def serve(
         try:
             await Placer(bus, options, clock=clock, new_id=new_id, telemetry=telemetry).run(ready)
         except LogDiscontinued as error:
-            log.error("safe mode: nothing is bound", code=error.code, why=str(error), remedy="rigbook doctor")
+            log.error(  # noqa: TRY400 - the cause is the world, not a bug
+                "safe mode: nothing is bound", code=error.code, why=str(error), remedy="rigbook doctor"
+            )
             await clock.sleep(5.0)
         except BusError as error:
             log.warning("the bus is away", code=error.code, why=str(error))

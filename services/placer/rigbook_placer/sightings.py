@@ -35,4 +35,6 @@ def _seen(card: CardObservation) -> Seen | None:
         return None
     most = max(foreign, key=lambda p: p.memory_bytes or 0)
     who = f"pid {most.pid} ({most.command.split(' ')[0] or 'unknown program'}, not managed)"
-    return Seen(foreign_bytes=held, foreign_who=who if len(foreign) == 1 else f"{who} and {len(foreign) - 1} more")
+    return Seen(
+        foreign_bytes=held, foreign_who=who if len(foreign) == 1 else f"{who} and {len(foreign) - 1} more"
+    )

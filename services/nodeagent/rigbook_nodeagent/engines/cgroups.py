@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,12 +21,14 @@ from typing import TYPE_CHECKING, Final
 from rigbook_nodeagent.engines.procfs import send_signal, stat_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
 __all__ = ["Cgroups"]
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 OWN: Final = Path("/proc/self/cgroup")
+# A thread that moves itself alone takes no lock; by its number it would wait 7 ms for one.
+THIS_THREAD: Final = "0"
 SWEEPS_MAX: Final = 5  # v2: rounds of moving what was forked while the move took place
 THAW_WAIT_SECONDS: Final = 0.2
 
@@ -114,19 +115,21 @@ class Cgroups:
         return tuple(paths)
 
     @contextlib.contextmanager
-    def inside(self, paths: Sequence[str]) -> Iterator[None]:
+    def inside(self, paths: Sequence[str]) -> Generator[None]:
         """v1: what this thread starts is born in the cgroups. v2 and none: does nothing (see `adopt`)."""
         if self.kind != "v1" or not paths:
             yield
             return
-        thread = str(threading.get_native_id())
         try:
             for path in paths:
-                _write(f"{path}/tasks", thread)
+                _write(f"{path}/tasks", THIS_THREAD)
+        except OSError as error:  # started all the same: it is found by group and environment
+            self.fact = f"cgroup could not be entered: {error}"
+        try:
             yield
         finally:
             for home in list(self._homes.values())[: len(paths)]:
-                _write(f"{home}/tasks", thread)
+                _write(f"{home}/tasks", THIS_THREAD)
 
     def adopt(self, paths: Sequence[str], pid: int) -> None:
         """v2: move a process that was just started, and what it forked meanwhile. Blocks for up to 12 ms."""
@@ -162,7 +165,8 @@ class Cgroups:
             if self.kind == "v2":
                 (path / "cgroup.kill").write_text("1", encoding="ascii")
                 return
-            (path / "freezer.state").write_text("FROZEN", encoding="ascii")
+            if not _holds_us(path):
+                (path / "freezer.state").write_text("FROZEN", encoding="ascii")
         try:
             for pid in self.pids(paths):
                 stat = stat_of(pid)
@@ -249,6 +253,13 @@ def _children(pid: int) -> list[int]:
     except OSError:
         return []
     return [int(word) for word in text.split()]
+
+
+def _holds_us(path: Path) -> bool:
+    """Freezing a cgroup with one of our own threads in it would stop the agent for ever."""
+    own = f"{os.getpid()}\n"
+    with (path / "cgroup.procs").open(encoding="ascii") as file:
+        return any(line == own for line in file)
 
 
 def _write(path: str, text: str) -> None:

@@ -20,25 +20,23 @@ import contextlib
 import fcntl
 import os
 import platform
-import shutil
 import signal
-import subprocess
 import time
 from typing import TYPE_CHECKING, Final
 
 import structlog
-
-from rigbook_nodeagent.engines import output, records
-from rigbook_nodeagent.engines.cgroups import Cgroups
-from rigbook_nodeagent.engines.parts import Part, part_environment, start_refusal
-from rigbook_nodeagent.engines.pidfds import exit_returncode, open_pidfd, tells_exit
-from rigbook_nodeagent.engines.procfs import ProcessTable, Tagged, boot_id, send_signal, stat_of
-from rigbook_nodeagent.engines.protocol import Ended, EngineError, Launch, Running, StartRefused
 from rigbook_schemas.values import Engine, StopScope
 from rigbook_schemas.wire import rfc3339
 
+from rigbook_nodeagent.engines import output, records
+from rigbook_nodeagent.engines.cgroups import Cgroups
+from rigbook_nodeagent.engines.component_process import ComponentProcess, spawn
+from rigbook_nodeagent.engines.pidfds import exit_returncode, open_pidfd, tells_exit
+from rigbook_nodeagent.engines.procfs import ProcessTable, Stat, Tagged, boot_id, send_signal, stat_of
+from rigbook_nodeagent.engines.protocol import Ended, EngineError, Launch, Running, StartRefused
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 __all__ = ["ProcessEngine"]
@@ -60,7 +58,7 @@ class ProcessEngine:
     """Process engine of one node. `directory` is its own; a second engine on it is refused.
 
     `environment` is what programs get of the agent's own (default: PATH, HOME, LANG and such, see
-    `parts`). `cgroups=None` finds out by itself; `now_ns` is the wall clock.
+    `component_process`). `cgroups=None` finds out by itself; `now_ns` is the wall clock.
     """
 
     def __init__(
@@ -86,8 +84,8 @@ class ProcessEngine:
         self._boot = boot_id()
         self._tells_exit = tells_exit(platform.release())
         self._table = ProcessTable(cluster, node)
-        self._parts: dict[tuple[int, str], Part] = {}
-        self._removed: collections.deque[Path] = collections.deque()
+        self._processes: dict[tuple[int, str], ComponentProcess] = {}
+        self._removed: dict[Path, None] = {}  # oldest first
         self._hints: collections.deque[Ended] = collections.deque(maxlen=HINTS_MAX)
         self._hinted = asyncio.Event()
         self._moves: set[asyncio.Task[None]] = set()
@@ -125,18 +123,20 @@ class ProcessEngine:
 
     async def start(self, launch: Launch) -> Running:
         key = (launch.epoch, launch.component.name)
-        part = self._parts.get(key)
-        if part is None:
-            part = self._spawn(launch)
-            self._parts[key] = part
-            self._watch(part)
-        return self._running(part, [part.pid] if part.main_runs else [])
+        known = self._processes.get(key)
+        if known is not None:
+            return self._running(known, [known.pid] if known.main_runs else [])
+        process = self._spawn(launch)
+        self._removed.pop(process.folder, None)  # started again after its removal
+        self._processes[key] = process
+        self._watch(process)
+        return self._running(process, [process.pid])  # it may have ended meanwhile; its end is not seen yet
 
     async def stop(self, running: Running, *, grace_seconds: float, scope: StopScope) -> None:
-        part = self._parts.get((running.epoch, running.component))
-        if part is not None and part.end is None and part.stop_ordered is None:
-            part.stop_ordered = records.StopOrdered(at=self._now())
-            self._remember(part, part.stop_ordered)
+        process = self._processes.get(_key(running))
+        if process is not None and process.end is None and process.stop_ordered is None:
+            process.stop_ordered = records.StopOrdered(at=self._now())
+            self._remember(process, process.stop_ordered)
         if self._moves:
             await asyncio.wait(self._moves)  # v2: its processes may still be on the way into the cgroup
         self._signal(running, scope, signal.SIGTERM)
@@ -144,48 +144,52 @@ class ProcessEngine:
             return
         deadline = time.monotonic() + INSIST_SECONDS
         while time.monotonic() < deadline:  # again and again: it may fork while it is killed
-            if scope is StopScope.EVERYTHING and part is not None and self._cgroups is not None:
-                self._cgroups.kill(part.cgroups)
+            if scope is StopScope.EVERYTHING and process is not None and self._cgroups is not None:
+                self._cgroups.kill(process.intent.cgroups)
             self._signal(running, scope, signal.SIGKILL)
             if await self._gone(running, scope, GONE_POLL_SECONDS_MAX):
                 return
-        left = [(pid, stat.state) for pid in self._targets(running, scope) if (stat := stat_of(pid))]
+        left = self._targets(running, scope)
         raise EngineError(
             f"{running.component} of epoch {running.epoch} does not end after SIGKILL: "
-            + ", ".join(f"pid {pid} (state {state})" for pid, state in left)
+            + ", ".join(f"pid {pid} (state {stat.state})" for pid, stat in left.items())
             + "; state D is held by the kernel or a driver: reboot the node"
         )
 
     async def inventory(self) -> Sequence[Running]:
         tagged = self._scan()
-        listed = [self._running(part, self._pids(part, tagged)) for part in self._parts.values()]
+        listed = [
+            self._running(process, self._found(process, tagged)) for process in self._processes.values()
+        ]
         strays: dict[tuple[int, str], list[Tagged]] = {}
         for one in tagged:
-            if (one.epoch, one.component) not in self._parts:
+            if (one.epoch, one.component) not in self._processes:
                 strays.setdefault((one.epoch, one.component), []).append(one)
         listed.extend(self._stray(found) for found in strays.values())
         return listed
 
     async def inspect(self, epoch: int, component: str) -> Running | None:
-        part = self._parts.get((epoch, component))
+        process = self._processes.get((epoch, component))
         tagged = self._scan()
-        if part is not None:
-            return self._running(part, self._pids(part, tagged))
+        if process is not None:
+            return self._running(process, self._found(process, tagged))
         strays = [one for one in tagged if (one.epoch, one.component) == (epoch, component)]
         return self._stray(strays) if strays else None
 
     async def remove(self, running: Running) -> None:
         """Raises EngineError while a process of it lives: forgetting it would hide it."""
-        part = self._parts.get((running.epoch, running.component))
-        if part is None:
+        process = self._processes.get(_key(running))
+        if process is None:
             return
-        if left := self._pids(part, self._scan()):
-            raise EngineError(f"{running.component} of epoch {running.epoch} still has processes: {left}")
-        self._remember(part, records.Removed())
+        if left := self._found(process, self._scan()):
+            raise EngineError(
+                f"{running.component} of epoch {running.epoch} still has processes: {sorted(left)}"
+            )
+        self._remember(process, records.Removed())
         if self._cgroups is not None:
-            self._cgroups.remove(part.cgroups)
-        del self._parts[running.epoch, running.component]
-        self._retire(part.folder)
+            self._cgroups.remove(process.intent.cgroups)
+        del self._processes[process.key]
+        self._retire(process.folder)
 
     async def ends(self) -> AsyncIterator[Ended]:
         """One reader at a time."""
@@ -196,14 +200,16 @@ class ProcessEngine:
             await self._hinted.wait()
 
     async def logs(self, running: Running, *, follow: bool, lines_max: int) -> AsyncIterator[bytes]:
-        key = (running.epoch, running.component)
+        key = _key(running)
         path = self._folder(*key) / "output.log"
         lines, position = output.tail(path, lines_max)
         for line in lines:
             yield line
         if follow:
-            part = self._parts.get(key)
-            async for line in output.follow(path, position, lambda: part is None or part.end is not None):
+            process = self._processes.get(key)
+            async for line in output.follow(
+                path, position, lambda: process is None or process.end is not None
+            ):
                 yield line
 
     async def close(self) -> None:
@@ -215,10 +221,10 @@ class ProcessEngine:
             self._tender = None
         if self._moves:
             await asyncio.wait(self._moves)
-        for part in self._parts.values():
-            self._unwatch(part)
-            if part.child is not None and part.child.returncode is None:
-                part.child.returncode = 0  # else subprocess warns of a child left running, which is meant
+        for process in self._processes.values():
+            self._unwatch(process)
+            if process.child is not None and process.child.returncode is None:
+                process.child.returncode = 0  # else subprocess warns of a child left running, which is meant
         if self._cgroups is not None:
             self._cgroups.close()
         if self._lock >= 0:
@@ -227,69 +233,37 @@ class ProcessEngine:
 
     # -- starting ---------------------------------------------------------------------------------
 
-    def _spawn(self, launch: Launch) -> Part:
-        component = launch.component
-        key = (launch.epoch, component.name)
-        folder = self._folder(*key)
-        environment = part_environment(launch, self._environment)
-        start_refusal(launch)
+    def _spawn(self, launch: Launch) -> ComponentProcess:
         assert self._cgroups is not None, "open() first"
-        cgroups: tuple[str, ...] = ()
+        folder = self._folder(launch.epoch, launch.component.name)
         try:
-            os.makedirs(folder / "files", exist_ok=True)  # noqa: PTH103 - one call, half the time
-            cgroups = self._cgroups.create(
-                f"{launch.epoch}-{component.name}", memory_bytes=component.memory_bytes
-            )
-            intent = records.Intent(
-                demand=launch.demand,
-                epoch=launch.epoch,
-                component=component.name,
+            process = spawn(
+                launch,
+                folder,
+                cgroups=self._cgroups,
                 boot=self._boot,
                 since=self._now(),
-                cards=launch.cards,
-                cgroups=cgroups,
+                inherited=self._environment,
             )
-            records.append(folder / "record", intent)
-            log = output.open_for_append(folder / "output.log")
-        except OSError as error:
-            self._cgroups.remove(cgroups)
-            raise EngineError(f"cannot prepare {component.name}: {error}") from error
-        try:
-            with self._cgroups.inside(cgroups):
-                child = subprocess.Popen(
-                    component.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=folder / "files",
-                    env=environment,
-                    start_new_session=True,
-                    close_fds=True,
-                )
-        except (OSError, ValueError) as error:
-            records.append(folder / "record", records.Removed())
-            self._cgroups.remove(cgroups)
-            self._retire(folder)
-            raise start_failure(launch, environment, error) from error
-        finally:
-            os.close(log)
-        stat = stat_of(child.pid)
-        spawned = records.Spawned(pid=child.pid, start_ticks=stat.start_ticks if stat else 0)
-        part = Part(folder=folder, intent=intent, spawned=spawned, child=child)
-        self._remember(part, spawned)
+        except (EngineError, StartRefused):
+            if folder.exists():
+                self._retire(folder)
+            raise
         if self._cgroups.kind == "v2":
-            move = asyncio.create_task(asyncio.to_thread(self._cgroups.adopt, cgroups, child.pid))
+            move = asyncio.create_task(
+                asyncio.to_thread(self._cgroups.adopt, process.intent.cgroups, process.pid)
+            )
             self._moves.add(move)
             move.add_done_callback(self._moves.discard)
-        if component.memory_bytes and not self._cgroups.memory_limits:
+        if launch.component.memory_bytes and not self._cgroups.memory_limits:
             _log.warning(
                 "memory_limit_not_enforced",
                 demand=launch.demand,
                 epoch=launch.epoch,
-                component=component.name,
+                component=launch.component.name,
                 why=self._cgroups.fact,
             )
-        return part
+        return process
 
     def _adopt_all(self) -> None:
         """Read the records; find again what runs, and close what ended while nobody watched."""
@@ -312,67 +286,72 @@ class ProcessEngine:
                     ),
                     None,
                 )
-            part = Part.adopted(folder, record, boot=self._boot)
-            self._parts[part.intent.epoch, part.intent.component] = part
-            if part.main_runs:
-                self._watch(part)
-            elif part.end is None:
-                part.end = records.EndSeen(at="", oom_killed=self._oom_killed(part))
-                self._remember(part, part.end)
+            process = ComponentProcess.adopted(folder, record, boot=self._boot)
+            self._processes[process.key] = process
+            if process.main_runs:
+                self._watch(process)
+            elif process.end is None:
+                process.end = records.EndSeen(at="", oom_killed=self._oom_killed(process))
+                self._remember(process, process.end)
         for _, folder in sorted(kept, key=lambda item: item[0]):
             self._retire(folder)
 
     # -- watching ---------------------------------------------------------------------------------
 
-    def _watch(self, part: Part) -> None:
-        part.pidfd = open_pidfd(part.pid)
-        if part.pidfd is not None:
-            asyncio.get_running_loop().add_reader(part.pidfd, self._readable, part)
+    def _watch(self, process: ComponentProcess) -> None:
+        process.pidfd = open_pidfd(process.pid)
+        if process.pidfd is not None:
+            asyncio.get_running_loop().add_reader(process.pidfd, self._readable, process)
         # else the tender looks every two seconds
 
-    def _unwatch(self, part: Part) -> None:
-        if part.pidfd is not None:
-            asyncio.get_running_loop().remove_reader(part.pidfd)
-            os.close(part.pidfd)
-            part.pidfd = None
+    def _unwatch(self, process: ComponentProcess) -> None:
+        if process.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(process.pidfd)
+            os.close(process.pidfd)
+            process.pidfd = None
 
-    def _readable(self, part: Part) -> None:
+    def _readable(self, process: ComponentProcess) -> None:
         """The main process has ended. Settle it as soon as its exit code can be told, or never will be."""
-        if part.pidfd is not None:
-            asyncio.get_running_loop().remove_reader(part.pidfd)
-        if part.end is not None:
+        if process.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(process.pidfd)
+        if process.end is not None or self._lock < 0:
             return
-        if part.ended_at is None:
-            part.ended_at = time.monotonic()
-        if part.child is not None:
-            returncode = part.child.poll()
+        if process.ended_at is None:
+            process.ended_at = time.monotonic()
+        if process.child is not None:
+            returncode = process.child.poll()
             patient = True
         else:
-            returncode = exit_returncode(part.pidfd) if part.pidfd is not None and self._tells_exit else None
-            waited = time.monotonic() - part.ended_at
+            returncode = (
+                exit_returncode(process.pidfd) if process.pidfd is not None and self._tells_exit else None
+            )
+            waited = time.monotonic() - process.ended_at
             patient = (
                 self._tells_exit
-                and part.pidfd is not None
-                and part.stop_ordered is None
+                and process.pidfd is not None
+                and process.stop_ordered is None
                 and waited < ADOPTED_EXIT_WAIT_SECONDS
             )
         if returncode is None and patient:
-            asyncio.get_running_loop().call_later(REAP_POLL_SECONDS, self._readable, part)
+            asyncio.get_running_loop().call_later(REAP_POLL_SECONDS, self._readable, process)
             return
-        self._unwatch(part)
-        part.end = records.EndSeen(at=self._now(), returncode=returncode, oom_killed=self._oom_killed(part))
-        self._remember(part, part.end)
-        self._hints.append(Ended(epoch=part.intent.epoch, component=part.intent.component, ref=part.ref))
+        self._unwatch(process)
+        process.end = records.EndSeen(
+            at=self._now(), returncode=returncode, oom_killed=self._oom_killed(process)
+        )
+        self._remember(process, process.end)
+        process.settled.set()
+        self._hints.append(Ended(epoch=process.key[0], component=process.key[1], ref=process.ref))
         self._hinted.set()
 
     async def _tend(self) -> None:
         """Keep outputs bounded, and look after processes that have no handle."""
         while True:
             await asyncio.sleep(TEND_SECONDS)
-            for part in list(self._parts.values()):
-                if part.end is None and part.pidfd is None and not part.main_runs:
-                    self._readable(part)
-                path = part.folder / "output.log"
+            for process in list(self._processes.values()):
+                if process.end is None and process.pidfd is None and not process.main_runs:
+                    self._readable(process)
+                path = process.folder / "output.log"
                 with contextlib.suppress(OSError):
                     if path.stat().st_size > self._log_bytes_max:
                         await asyncio.to_thread(output.trim, path, bytes_max=self._log_bytes_max)
@@ -385,55 +364,110 @@ class ProcessEngine:
         except OSError as error:
             raise EngineError(f"/proc cannot be read: {error}") from error
 
-    def _pids(self, part: Part, tagged: Sequence[Tagged]) -> list[int]:
+    def _found(self, process: ComponentProcess, tagged: Sequence[Tagged]) -> dict[int, Stat]:
         """Every living process of a component: main, cgroup, environment."""
-        key = (part.intent.epoch, part.intent.component)
-        found = {one.pid for one in tagged if (one.epoch, one.component) == key}
+        found = {one.pid: one.stat for one in tagged if (one.epoch, one.component) == process.key}
+        pids = [process.pid] if process.main_runs else []
         if self._cgroups is not None:
-            found.update(
-                pid
-                for pid in self._cgroups.pids(part.cgroups)
-                if pid in found or ((stat := stat_of(pid)) is not None and stat.alive)
-            )
-        if part.main_runs:
-            found.add(part.pid)
-        return sorted(found)
+            pids.extend(self._cgroups.pids(process.intent.cgroups))
+        for pid in pids:
+            if pid not in found and (stat := stat_of(pid)) is not None and stat.alive:
+                found[pid] = stat
+        return found
 
-    def _targets(self, running: Running, scope: StopScope) -> list[int]:
-        """Pids that a stop of this scope reaches now."""
-        part = self._parts.get((running.epoch, running.component))
+    def _targets(self, running: Running, scope: StopScope) -> dict[int, Stat]:
+        """What a stop of this scope reaches now."""
+        process = self._processes.get(_key(running))
         tagged = self._scan()
-        if part is None:
-            pids = [
-                one.pid
-                for one in tagged
-                if one.epoch == running.epoch and one.component in {running.component, ""}
-            ]
+        if process is None:
+            found = {one.pid: one.stat for one in tagged if (one.epoch, one.component) == _key(running)}
         else:
-            pids = self._pids(part, tagged)
+            found = self._found(process, tagged)
         if scope is StopScope.EVERYTHING:
-            return pids
-        group = part.pid if part is not None else 0
-        return [pid for pid in pids if (stat := stat_of(pid)) is not None and stat.group == group]
+            return found
+        group = process.pid if process is not None else 0
+        return {pid: stat for pid, stat in found.items() if stat.group == group}
 
     def _signal(self, running: Running, scope: StopScope, number: int) -> None:
-        for pid in self._targets(running, scope):
-            stat = stat_of(pid)
-            if stat is None:
-                continue
-            try:
-                send_signal(pid, stat.start_ticks, number)
-            except PermissionError as error:
-                raise EngineError(f"not allowed to signal pid {pid} of {running.component}: {error}") from error
+        process = self._processes.get(_key(running))
+        group = 0
+        try:
+            if process is not None and process.main_runs:
+                group = process.pid  # at once, so that nothing in it forks away between two signals
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, number)
+            for pid, stat in self._targets(running, scope).items():
+                if stat.group != group:
+                    send_signal(pid, stat.start_ticks, number)
+        except PermissionError as error:
+            raise EngineError(f"not allowed to signal {running.component}: {error}") from error
 
     async def _gone(self, running: Running, scope: StopScope, seconds: float) -> bool:
-        """Wait until nothing in scope lives and the main process's end is settled."""
-        part = self._parts.get((running.epoch, running.component))
+        """Wait until nothing in scope lives and the end of the main process is settled."""
         deadline = time.monotonic() + seconds
+        process = self._processes.get(_key(running))
+        if process is not None and process.end is None:
+            try:
+                await asyncio.wait_for(process.settled.wait(), seconds)
+            except TimeoutError:
+                return False
         pause = GONE_POLL_SECONDS
-        while (part is not None and part.end is None and not part.main_runs) or self._targets(running, scope):
+        while self._targets(running, scope):
             if time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 1.5, GONE_POLL_SECONDS_MAX)
         return True
+
+    # -- bookkeeping ------------------------------------------------------------------------------
+
+    def _running(self, process: ComponentProcess, pids: Iterable[int]) -> Running:
+        return process.running(cluster=self._cluster, node=self._node, pids=sorted(pids))
+
+    def _stray(self, found: Sequence[Tagged]) -> Running:
+        """Processes of ours without a record: nothing to wait for, but there to be seen and stopped."""
+        oldest = min(found, key=lambda one: one.stat.start_ticks)
+        return Running(
+            cluster=self._cluster,
+            node=self._node,
+            demand=oldest.demand,
+            epoch=oldest.epoch,
+            component=oldest.component,
+            engine=Engine.PROCESS,
+            ref=f"pid:{oldest.pid}@{oldest.stat.start_ticks}",
+            running=False,
+            pids=tuple(sorted(one.pid for one in found)),
+        )
+
+    def _oom_killed(self, process: ComponentProcess) -> bool | None:
+        kills = self._cgroups.oom_kills(process.intent.cgroups) if self._cgroups is not None else None
+        return None if kills is None else kills > 0
+
+    def _remember(self, process: ComponentProcess, entry: records.Entry) -> None:
+        try:
+            records.append(process.folder / "record", entry)
+        except OSError as error:  # a full disk must not keep us from stopping things
+            _log.error("record_not_written", epoch=process.key[0], component=process.key[1], why=str(error))
+
+    def _retire(self, folder: Path) -> None:
+        """Keep the output for a while; then the folder goes, except for files the program left."""
+        self._removed.pop(folder, None)
+        self._removed[folder] = None
+        while len(self._removed) > self._removed_kept_max:
+            oldest = next(iter(self._removed))
+            del self._removed[oldest]
+            for name in ("record", "output.log", "output.log.1"):
+                (oldest / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (oldest / "files").rmdir()
+                oldest.rmdir()
+
+    def _folder(self, epoch: int, component: str) -> Path:
+        return self._directory / f"{epoch}-{component}"
+
+    def _now(self) -> str:
+        return rfc3339(self._now_ns())
+
+
+def _key(running: Running) -> tuple[int, str]:
+    return running.epoch, running.component

@@ -166,6 +166,8 @@ class ProcessTable:
             raw = environment_of(pid)
         except PermissionError:
             return None, True
+        except ProcessLookupError:
+            raw = b""  # what a kernel thread answers on newer kernels
         except OSError:
             return None, False
         if not raw:

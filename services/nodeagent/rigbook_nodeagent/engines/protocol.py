@@ -7,16 +7,18 @@ by label (containers) or by records checked against /proc (processes).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from rigbook_schemas.values import Component, Engine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
-    from rigbook_schemas.values import Component, Engine, StopScope
+    from rigbook_schemas.values import StopScope
 
-__all__ = ["LABEL_PREFIX", "Engines", "EngineError", "Ended", "Launch", "Running", "StartRefused"]
+__all__ = ["LABEL_PREFIX", "Ended", "EngineError", "Engines", "Launch", "Running", "StartRefused"]
 
 LABEL_PREFIX = "dev.rigbook."  # cluster, node, demand, epoch, project, owner, gpus, spec, component
 
@@ -92,6 +94,11 @@ class Engines(Protocol):
     @property
     def kind(self) -> Engine: ...
 
+    @property
+    def facts(self) -> str:
+        """What this machine lets the engine do, in one line for the operator."""
+        ...
+
     async def open(self) -> None:
         """Raises EngineError with the remedy when the engine cannot be used."""
         ...
@@ -106,7 +113,8 @@ class Engines(Protocol):
     async def stop(self, running: Running, *, grace_seconds: float, scope: StopScope) -> None:
         """Ask it to end (SIGTERM), wait up to the grace, then insist (SIGKILL). Returns when the engine
         shows it ended, or raises EngineError. With scope `everything` also processes that left the
-        component's group (found by cgroup or by RIGBOOK_EPOCH in their environment)."""
+        component's group (found by cgroup or by RIGBOOK_EPOCH in their environment).
+        """
         ...
 
     async def inventory(self) -> Sequence[Running]:
@@ -116,14 +124,26 @@ class Engines(Protocol):
         """
         ...
 
+    async def inspect(self, epoch: int, component: str) -> Running | None:
+        """One component as `inventory` would show it; None when there is nothing of it.
+
+        Raises EngineError: unknown, which is not the same as None.
+        """
+        ...
+
     async def remove(self, running: Running) -> None:
-        """Forget an ended component (after its end was published). Idempotent."""
+        """Forget an ended component (after its end was published). Idempotent.
+
+        Raises EngineError while a process of it lives. Its output stays readable for a while.
+        """
         ...
 
     def ends(self) -> AsyncIterator[Ended]:
-        """Hints, at once when something ends."""
+        """Hints, at once when something ends. One reader at a time."""
         ...
 
-    def logs(self, running: Running, *, follow: bool, lines_max: int) -> AsyncIterator[bytes]: ...
+    def logs(self, running: Running, *, follow: bool, lines_max: int) -> AsyncIterator[bytes]:
+        """The last lines (newline included); with `follow` also later ones, until it has ended."""
+        ...
 
     async def close(self) -> None: ...

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from rigbook_schemas.values import FrozenType
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +21,7 @@ __all__ = ["EndSeen", "Entry", "Intent", "Record", "Removed", "Spawned", "StopOr
 RECORD_BYTES_MAX: Final = 16 * 1024**2  # a component restarted a hundred thousand times
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="fact"):
+class _Line(msgspec.Struct, metaclass=FrozenType, omit_defaults=True, tag_field="fact"):
     """Root of the facts."""
 
 

@@ -1,0 +1,172 @@
+"""Events, demands and drifts as the lines a person reads. Pure: values in, words out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from rigbook_schemas import events as e
+from rigbook_schemas.catalogue import BY_KIND
+from rigbook_schemas.sentences import gib, sentence
+from rigbook_schemas.wire import Malformed, Unknown
+
+if TYPE_CHECKING:
+    from rigbook_schemas.events import Payload
+    from rigbook_schemas.queries import DemandRow, EventRow
+    from rigbook_schemas.wire import Record
+
+__all__ = ["asked", "event_line", "payload_of", "printable", "record_line", "short_card", "standing", "told"]
+
+_UUID_SHOWN: Final = 8
+
+
+def short_card(uuid: str) -> str:
+    """`GPU-5f0f2b52` of `GPU-5f0f2b52-2f0c-...`: a prefix that every command takes."""
+    kind, dash, rest = uuid.partition("-")
+    return f"{kind}-{rest[:_UUID_SHOWN]}" if dash and len(rest) > _UUID_SHOWN else uuid
+
+
+def printable(text: str) -> str:
+    """The text without control characters: what others wrote on the bus must not steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def asked(memory_bytes: int, count: int, mode: str) -> str:
+    """`24.0 GiB x 2 exclusive`."""
+    return f"{gib(memory_bytes)}{f' x {count}' if count > 1 else ''} {mode}"
+
+
+def standing(row: DemandRow) -> str:
+    """Why a demand is where it is, in one line; "" when there is nothing to say."""
+    if row.drifts:
+        return f"drift: {', '.join(row.drifts)}"
+    if row.phase in ("waiting", "refused") and row.reasons:
+        more = f" (and {len(row.reasons) - 1} more)" if len(row.reasons) > 1 else ""
+        return sentence(row.reasons[0]) + more
+    if row.phase == "waiting":
+        return "in the queue"
+    if row.phase == "releasing":
+        return "stopped; holds its cards until they are seen free"
+    if row.phase == "ended":
+        return row.sentence or row.verdict
+    return row.sentence if row.attempt > 1 else ""
+
+
+def payload_of(row: EventRow) -> Payload | None:
+    """The payload of an event that came as plain values; None when this version cannot read it."""
+    kind = BY_KIND.get(row.kind)
+    if kind is None:
+        return None
+    try:
+        return msgspec.convert(row.data, kind.payload)
+    except msgspec.ValidationError:
+        return None
+
+
+def event_line(row: EventRow) -> str:
+    """One event in words."""
+    if row.malformed:
+        return f"malformed: {row.malformed}"
+    payload = payload_of(row)
+    return told(payload) if payload is not None else "of a kind or version this command does not know"
+
+
+def record_line(record: Record) -> str:
+    """The same for a record read from the log itself."""
+    match record.data:
+        case Malformed(code, text):
+            return f"{code}: {text}"
+        case Unknown(kind):
+            return f"unknown kind {kind}"
+        case payload:
+            return told(payload)
+
+
+def told(payload: Payload) -> str:  # one branch per kind, nothing else
+    """What the event says, in one line."""
+    match payload:
+        case e.DemandRaised(resources=r):
+            parts = ", ".join(component.name for component in payload.components)
+            return f"{payload.owner.name} asks for {asked(r.memory_bytes, r.count, r.mode)} to run {parts}"
+        case e.DemandWithdrawn():
+            return f"{payload.by or 'the owner'} wants it stopped{_because(payload.reason)}"
+        case e.Bound():
+            cards = [
+                f"{short_card(a.card)} of {share.node} ({gib(a.memory_bytes)} {a.mode})"
+                for share in payload.shares
+                for a in share.allotments
+            ]
+            return f"bound to {', '.join(cards)} by policy {payload.policy}"
+        case e.Deferred(reasons=reasons):
+            return "waits: " + ("; ".join(sentence(reason) for reason in reasons[:3]) or "no reason given")
+        case e.Refused(reasons=reasons):
+            return "refused: " + ("; ".join(sentence(reason) for reason in reasons[:3]) or "no reason given")
+        case e.EvictionOrdered():
+            return (
+                f"{payload.by or 'somebody'} orders the stop of {payload.scope} under epoch {payload.epoch}: "
+                f"{payload.reason}{_because(payload.text)}"
+            )
+        case e.Started():
+            return f"runs on {payload.node}: {', '.join(c.component for c in payload.components) or 'all components'}"
+        case e.Ready():
+            return f"ready on {payload.node} after {payload.seconds:.1f} s"
+        case e.Unready():
+            return f"not ready any more on {payload.node}{_because(payload.text)}"
+        case e.Exited():
+            again = "" if payload.final else "; it is started again"
+            return f"ended on {payload.node}: {payload.verdict} ({payload.confidence}){_because(payload.sentence)}{again}"
+        case e.Released():
+            how = f"forced by {payload.by or 'somebody'}" if payload.forced else "seen free"
+            return f"released on {payload.node}, {how}, after {payload.usage.seconds:.1f} s{_because(payload.text)}"
+        case e.NodeChanged():
+            return f"node {payload.node} changed: {'; '.join(payload.changes[:3]) or 'its inventory'}"
+        case e.NodeJoined():
+            simulated = " simulated" if payload.simulated else ""
+            return f"node {payload.node} joined with {len(payload.cards)}{simulated} cards"
+        case e.Heartbeat():
+            return f"node {payload.node} is alive ({payload.number})"
+        case e.NodeUnreachable():
+            return f"node {payload.node} was not heard for {payload.silent_seconds:.0f} s"
+        case e.NodeRecovered():
+            return f"node {payload.node} is heard again after {payload.silent_seconds:.0f} s"
+        case e.DriftDetected():
+            healing = "the stop was ordered" if payload.healing else "dry run: nothing was done"
+            return f"drift {payload.kind}: {payload.sentence} ({healing})"
+        case e.DriftCleared():
+            return f"drift {payload.kind} cleared after {payload.seconds:.1f} s{_because(payload.how)}"
+        case _:
+            return _rule(payload)
+
+
+def _rule(payload: Payload) -> str:
+    by = getattr(payload, "by", "") or "an operator"
+    because = _because(getattr(payload, "reason", ""))
+    match payload:
+        case e.QuotaSet():
+            bound = "no quota" if payload.memory_bytes is None else f"a quota of {gib(payload.memory_bytes)}"
+            return f"{by} gives project {payload.project} {bound}{because}"
+        case e.ModeSet():
+            mode = payload.mode or "whatever is asked first"
+            return f"{by} sets {short_card(payload.card)} to {mode}{because}"
+        case e.NodeCordoned():
+            return f"{by} cordons node {payload.node}{because}"
+        case e.NodeUncordoned():
+            return f"{by} opens node {payload.node} again{because}"
+        case e.GpuQuarantined():
+            return f"{by} quarantines {short_card(payload.card)}{because}"
+        case e.GpuRestored():
+            return f"{by} takes {short_card(payload.card)} out of quarantine{because}"
+        case e.PriorityCapped():
+            return f"{by} caps priority {payload.priority} and above at {payload.share:.0%} of the memory{because}"
+        case e.HealingSet():
+            return f"{by} switches healing of {payload.kind} {'on' if payload.on else 'off'}{because}"
+        case e.UnknownAccepted():
+            return f"{by} accepts the unknown event {payload.seq}{because}"
+        case _:
+            return type(payload).__name__
+
+
+def _because(text: str) -> str:
+    return f": {text}" if text else ""

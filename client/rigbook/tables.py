@@ -1,0 +1,191 @@
+"""Rows of answers as tables, with the columns people know. Pure: rows and `now` in, a rich table out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.table import Table
+from rich.text import Text
+from rigbook_schemas.sentences import gib
+from rigbook_schemas.wire import instant
+
+from rigbook.moments import ago
+from rigbook.narrative import asked, event_line, printable, short_card, standing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rigbook_schemas.queries import CardRow, DemandRow, DriftRow, EventRow, NodeRow, ProjectRow, TenureRow
+
+__all__ = ["cards", "clock", "demands", "drifts", "events", "facts", "nodes", "plain", "projects", "tenures"]
+
+STYLES: Final = {
+    "running": "green", "ready": "green", "free": "green", "ok": "green",
+    "bound": "cyan", "starting": "cyan", "shared": "cyan", "held": "cyan",
+    "waiting": "yellow", "releasing": "yellow", "cordoned": "yellow", "quarantined": "yellow", "warn": "yellow",
+    "refused": "red", "unreachable": "red", "unusable": "red", "absent": "red", "driver_mismatch": "red", "bad": "red",
+    "ended": "dim", "withdrawn": "dim",
+}  # fmt: skip
+
+
+def demands(rows: Iterable[DemandRow], now_ns: int) -> Table:
+    table = plain("DEMAND", "PROJECT", "OWNER", "GPU", "STATUS", "NODE NAME", "CARDS", "FOR", "WHY")
+    for row in rows:
+        _add(
+            table,
+            row.demand,
+            row.project,
+            row.owner,
+            asked(row.memory_bytes, row.count, row.mode),
+            status(row.phase if row.wanted or row.phase != "running" else "releasing"),
+            ",".join(row.nodes),
+            ",".join(short_card(card) for card in row.cards),
+            age(row.since, now_ns),
+            standing(row),
+        )
+    return table
+
+
+def cards(rows: Iterable[CardRow]) -> Table:
+    table = plain("NODE NAME", "GPU", "UUID", "GPU MODEL", "VRAM TOTAL", "VRAM FREE", "VRAM USED", "MODE", "STATUS", "HELD BY")
+    for row in rows:
+        used = row.observed.memory_used_bytes if row.observed is not None else None
+        told = ", ".join(row.holders)
+        if row.why:
+            told = f"{told} ({row.why})" if told else row.why
+        if row.drifts:
+            told = f"{told} drift: {', '.join(row.drifts)}".strip()
+        _add(
+            table,
+            row.node,
+            str(row.index),
+            short_card(row.uuid),
+            row.model + (" (simulated)" if row.simulated else ""),
+            gib(row.memory_bytes),
+            gib(row.free_bytes),
+            gib(used),
+            (row.mode or "-") + (" (pinned)" if row.mode_pinned else ""),
+            status(row.status),
+            told,
+        )
+    return table
+
+
+def nodes(rows: Iterable[NodeRow]) -> Table:
+    table = plain("NODE NAME", "GPU MODEL", "GPU COUNT", "VRAM TOTAL", "VRAM FREE", "BINDINGS", "STATUS", "HEARD", "WHY")
+    for row in rows:
+        _add(
+            table,
+            row.name,
+            row.gpu_model + (" (simulated)" if row.simulated else ""),
+            str(row.gpu_count),
+            gib(row.memory_bytes),
+            gib(row.free_bytes),
+            str(row.bindings),
+            status(row.status),
+            "never" if row.heard_seconds_ago is None else f"{ago(row.heard_seconds_ago)} ago",
+            row.why,
+        )
+    return table
+
+
+def drifts(rows: Iterable[DriftRow], now_ns: int) -> Table:
+    table = plain("DRIFT", "NODE NAME", "GPU", "DEMAND", "FOR", "STATUS", "WHAT")
+    for row in rows:
+        state = "cleared" if row.cleared else "healing" if row.drift.healing else "open (dry run)"
+        _add(
+            table,
+            row.drift.kind,
+            row.drift.node,
+            short_card(row.drift.card),
+            row.drift.demand,
+            age(row.detected, now_ns),
+            status(state),
+            row.drift.sentence if not row.cleared else f"{row.drift.sentence}; cleared: {row.how or row.cleared}",
+        )
+    return table
+
+
+def projects(rows: Iterable[ProjectRow]) -> Table:
+    table = plain("PROJECT", "VRAM USED", "RELEASING", "QUOTA", "OVER BY")
+    for row in rows:
+        quota = "no bound" if row.quota_bytes is None else gib(row.quota_bytes)
+        _add(
+            table,
+row.project, gib(row.used_bytes), gib(row.releasing_bytes), quota, gib(row.over_bytes) if row.over_bytes else "")
+    return table
+
+
+def tenures(rows: Iterable[TenureRow]) -> Table:
+    """The answer to `who`: one line per binding's time on the card."""
+    table = plain("FROM", "UNTIL", "DEMAND", "PROJECT", "OWNER", "CONTACT", "GPU", "EPOCH", "PURPOSE", "HOW IT ENDED")
+    for row in rows:
+        stopped = f"stop wanted {clock(row.desired_stopped)}" if row.desired_stopped else ""
+        until = clock(row.released) if row.released else "still"
+        _add(
+            table,
+            clock(row.bound),
+            until,
+            row.demand,
+            row.project,
+            row.owner,
+            row.contact,
+            f"{gib(row.memory_bytes)} {row.mode}",
+            str(row.epoch),
+            row.purpose,
+            "; ".join(part for part in (row.verdict, stopped, row.end, "forced" if row.forced else "") if part),
+        )
+    return table
+
+
+def events(rows: Iterable[EventRow], *, with_demand: bool = True) -> Table:
+    columns = ("SEQ", "TIME", "KIND", "DEMAND", "WHAT") if with_demand else ("SEQ", "TIME", "KIND", "WHAT")
+    table = plain(*columns)
+    for row in rows:
+        about = (row.demand or row.node,) if with_demand else ()
+        _add(
+            table,
+str(row.seq), clock(row.received), row.kind or "?", *about, event_line(row))
+    return table
+
+
+def facts(pairs: Iterable[tuple[str, Any]]) -> Table:
+    """Names and values, one a line."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        _add(
+            table,
+name, value if isinstance(value, Text) else str(value))
+    return table
+
+
+def plain(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=index == 0)
+    return table
+
+
+def _add(table: Table, *cells: str | Text) -> None:
+    table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in cells))
+
+
+def status(word: str) -> Text:
+    return Text(printable(word), style=STYLES.get(word.split(" ", maxsplit=1)[0], ""))
+
+
+def age(since: str, now_ns: int) -> str:
+    at = instant(since) if since else None
+    return "?" if at is None else ago((now_ns - at) / 1e9)
+
+
+def clock(text: str) -> str:
+    """An instant of the wire in the reader's zone: `2026-11-30 20:25:18`; as it stands when it is none."""
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        return text

@@ -1,0 +1,107 @@
+"""The small steps that every part of the fold is made of: each changes one entry and notes that it did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from rigbook_ledger.state import ENDED_MAX, FINDINGS_MAX, Finding, Phase, Project
+
+if TYPE_CHECKING:
+    from rigbook_schemas.wire import Record
+
+    from rigbook_ledger.state import Binding, Card, Demand, Node, State
+
+__all__ = [
+    "charge",
+    "find",
+    "forget_absent",
+    "leave",
+    "move",
+    "put_binding",
+    "put_card",
+    "put_node",
+    "without",
+]
+
+
+def find(state: State, record: Record, code: str, text: str) -> None:
+    finding = Finding(
+        seq=record.seq, code=code, text=text[:500], subject=record.subject[:200], event_id=record.id[:200]
+    )
+    state.findings.append(finding)
+    if len(state.findings) > FINDINGS_MAX:
+        del state.findings[0]
+    state.finding_count += 1
+    state.touched.findings.append(finding)
+
+
+def move(state: State, record: Record, demand: Demand, phase: Phase, **changes: object) -> Demand:
+    """The demand in another phase; keeps the waiting and ended indexes right."""
+    did = demand.spec.demand
+    if phase is not demand.phase:
+        changes.setdefault("since_seq", record.seq)
+        changes.setdefault("since_ns", record.received_ns)
+        if phase is Phase.WAITING:
+            state.waiting[did] = None
+        elif demand.phase is Phase.WAITING:
+            state.waiting.pop(did, None)
+        if phase.terminal:
+            _retire(state, did)
+    moved: Demand = replace(demand, phase=phase, event_id=record.id, **changes)
+    state.demands[did] = moved
+    state.touched.demands.add(did)
+    return moved
+
+
+def _retire(state: State, demand_id: str) -> None:
+    state.ended[demand_id] = None
+    while len(state.ended) > ENDED_MAX:
+        oldest = next(iter(state.ended))
+        del state.ended[oldest]
+        state.demands.pop(oldest, None)
+
+
+def put_binding(state: State, binding: Binding) -> None:
+    state.bindings[binding.epoch] = binding
+    state.touched.bindings.add(binding.epoch)
+
+
+def put_card(state: State, card: Card) -> None:
+    state.cards[card.uuid] = card
+    state.touched.cards.add(card.uuid)
+
+
+def put_node(state: State, node: Node) -> None:
+    state.nodes[node.name] = node
+    state.touched.nodes.add(node.name)
+
+
+def charge(state: State, project: str, used: int, releasing: int) -> None:
+    p = state.projects.get(project) or Project()
+    state.projects[project] = replace(
+        p, used_bytes=p.used_bytes + used, releasing_bytes=p.releasing_bytes + releasing
+    )
+    state.touched.projects.add(project)
+
+
+def leave(state: State, card: Card) -> None:
+    """Take a card off the list of the node it was in."""
+    node = state.nodes.get(card.node)
+    if node is not None and card.uuid in node.cards:
+        put_node(state, replace(node, cards=without(node.cards, card.uuid)))
+
+
+def forget_absent(state: State, uuid: str) -> None:
+    """Drop a card that its node no longer has, once nothing holds it and no rule names it."""
+    card = state.cards[uuid]
+    if card.present or card.holders or card.quarantined is not None or card.mode is not None:
+        return
+    del state.cards[uuid]
+    state.touched.cards.add(uuid)
+    leave(state, card)
+
+
+def without(nodes: tuple[str, ...], node: str) -> tuple[str, ...]:
+    return tuple(n for n in nodes if n != node)

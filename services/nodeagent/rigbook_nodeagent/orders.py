@@ -1,0 +1,210 @@
+"""The agent's order book: which bindings it must run and which it must stop, as it was told.
+
+Orders come from a durable consumer in the sequence of the log. The book is written before an order is
+acknowledged, one JSON line each, flushed but not synced: it must survive `kill -9` of the agent. After a
+power cut nothing runs any more, and what the ledger still holds for this node is asked for at the start.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import IO, TYPE_CHECKING, Final
+
+import msgspec
+from rigbook_schemas.events import Bound, EvictionOrdered
+from rigbook_schemas.values import EvictionReason, NodeShare, Owner, Restart, StopScope, Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rigbook_schemas.wire import Record
+
+__all__ = ["Order", "OrderBook", "Stop"]
+
+# Closed orders in the file before it is written anew at the next start-up or compaction.
+COMPACT_AFTER: Final = 5_000
+# Closed epochs kept in mind: a ledger that lags behind our own release must not make us begin again.
+CLOSED_KEPT: Final = 2_000
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A stop order for one epoch; the latest one counts."""
+
+    epoch: int
+    demand: str
+    seq: int
+    event_id: str
+    reason: EvictionReason
+    grace_seconds: float = 10.0
+    scope: StopScope = StopScope.COMPONENTS
+    by: str = ""
+    traceparent: str = ""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One binding's share on this node, and the stop order for it if there is one."""
+
+    epoch: int
+    demand: str
+    project: str
+    event_id: str
+    share: NodeShare
+    owner: Owner | None = None
+    restart: Restart = Restart()
+    workload: Workload = Workload.BATCH
+    traceparent: str = ""
+    bound_ns: int = 0  # the server's clock
+    stop: Stop | None = None
+    started: bool = False  # `started` went out: if nothing is found later, it ended; it is not begun again
+
+
+class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the file: at most one of the first four, and how far the log was read."""
+
+    order: Order | None = None
+    stop: Stop | None = None
+    started: int = 0
+    closed: int = 0
+    seq: int = 0
+
+
+class OrderBook:
+    """Open orders by epoch. Not thread-safe; owned by the agent's loop."""
+
+    def __init__(self, node: str, path: Path) -> None:
+        self._node = node
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._closed_lines = 0
+        self.open_orders: dict[int, Order] = {}
+        self._closed: dict[int, None] = {}
+        self.position = 0  # sequence of the last order folded
+        self.damaged_lines = 0
+
+    def open(self) -> None:
+        """Read the book and write it anew without what is closed."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except FileNotFoundError:
+            lines = []
+        for raw in lines:
+            try:
+                self._fold(msgspec.json.decode(raw, type=_Line))
+            except msgspec.MsgspecError:
+                self.damaged_lines += 1  # the last line of an agent that was killed while writing
+        self._compact()
+
+    def take(self, record: Record) -> Order | Stop | None:
+        """Fold one record of the log; what is new in it for this node, or None.
+
+        An epoch at or below the position that is not open was closed before: it is never opened again.
+        """
+        data = record.data
+        line: _Line | None = None
+        if isinstance(data, Bound) and record.seq > self.position and record.seq not in self.open_orders:
+            share = next((s for s in data.shares if s.node == self._node), None)
+            if share is not None:
+                order = Order(
+                    epoch=record.seq,
+                    demand=data.demand,
+                    project=data.project,
+                    event_id=record.id,
+                    share=share,
+                    owner=data.owner,
+                    restart=data.restart,
+                    workload=data.workload,
+                    traceparent=record.traceparent,
+                    bound_ns=record.received_ns,
+                )
+                line = _Line(order=order, seq=record.seq)
+        elif isinstance(data, EvictionOrdered) and self._node in data.nodes:
+            stop = Stop(
+                epoch=data.epoch,
+                demand=data.demand,
+                seq=record.seq,
+                event_id=record.id,
+                reason=data.reason,
+                grace_seconds=data.grace_seconds,
+                scope=data.scope,
+                by=data.by,
+                traceparent=record.traceparent,
+            )
+            line = _Line(stop=stop, seq=record.seq)
+        if line is None:
+            self.position = max(self.position, record.seq)
+            return None
+        self._fold(line)
+        self._write(line)
+        return line.order or line.stop
+
+    def adopt(self, order: Order) -> bool:
+        """Open an order that the ledger still holds and the book has lost; False when it was there already."""
+        if order.epoch in self.open_orders or order.epoch in self._closed:
+            return False
+        self._fold(_Line(order=order))
+        self._write(_Line(order=order))
+        return True
+
+    def mark_started(self, epoch: int) -> None:
+        """It runs: from here on "nothing found" means that it ended."""
+        order = self.open_orders.get(epoch)
+        if order is not None and not order.started:
+            self._fold(_Line(started=epoch))
+            self._write(_Line(started=epoch))
+            self.flush()
+
+    def close_order(self, epoch: int) -> None:
+        """The binding was released: forget it."""
+        if epoch not in self.open_orders:
+            return
+        self._fold(_Line(closed=epoch))
+        self._write(_Line(closed=epoch))
+        self._closed_lines += 1
+        if self._closed_lines >= COMPACT_AFTER:
+            self._compact()
+
+    def flush(self) -> None:
+        """Hand what was written to the kernel: from here it survives the agent's death."""
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _fold(self, line: _Line) -> None:
+        self.position = max(self.position, line.seq)
+        if line.order is not None:
+            self.open_orders[line.order.epoch] = line.order
+        elif line.stop is not None:
+            order = self.open_orders.get(line.stop.epoch)
+            if order is not None and (order.stop is None or order.stop.seq < line.stop.seq):
+                self.open_orders[order.epoch] = msgspec.structs.replace(order, stop=line.stop)
+        elif line.started:
+            order = self.open_orders.get(line.started)
+            if order is not None:
+                self.open_orders[order.epoch] = msgspec.structs.replace(order, started=True)
+        elif line.closed:
+            self.open_orders.pop(line.closed, None)
+            self._closed[line.closed] = None
+            if len(self._closed) > CLOSED_KEPT:
+                del self._closed[next(iter(self._closed))]
+
+    def _write(self, line: _Line) -> None:
+        assert self._file is not None, "open() first"
+        self._file.write(msgspec.json.encode(line) + b"\n")
+
+    def _compact(self) -> None:
+        self.close()
+        fresh = self._path.with_suffix(".new")
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.encode(_Line(seq=self.position)) + b"\n")
+            for epoch in self._closed:
+                file.write(msgspec.json.encode(_Line(closed=epoch)) + b"\n")
+            for order in self.open_orders.values():
+                file.write(msgspec.json.encode(_Line(order=order)) + b"\n")
+        os.replace(fresh, self._path)  # noqa: PTH105 - the atomicity is the point
+        self._file = self._path.open("ab")
+        self._closed_lines = 0

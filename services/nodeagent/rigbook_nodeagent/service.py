@@ -1,0 +1,550 @@
+"""The node agent as a service: join, obey orders, run workloads, tell what is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+from rigbook_bus.protocol import BusDenied, BusError, BusUnavailable
+from rigbook_bus.telemetry import Telemetry
+from rigbook_schemas import subjects
+from rigbook_schemas.events import Heartbeat, NodeJoined, Payload
+from rigbook_schemas.values import CardObservation, Engine, StopScope
+from rigbook_schemas.wire import Draft, Malformed, decode, encode, rfc3339
+
+from rigbook_nodeagent import host
+from rigbook_nodeagent.attribution import Attribution
+from rigbook_nodeagent.cards import Cards
+from rigbook_nodeagent.engines.procfs import boot_id
+from rigbook_nodeagent.engines.protocol import EngineError, Engines, Running
+from rigbook_nodeagent.gpus.protocol import Gpus, GpusError
+from rigbook_nodeagent.gpus.worker import GpuWorker
+from rigbook_nodeagent.inventory import changed
+from rigbook_nodeagent.ledgerview import bindings_of
+from rigbook_nodeagent.orders import Order, OrderBook, Stop
+from rigbook_nodeagent.presence import AlreadyServed, Presence
+from rigbook_nodeagent.workload import WorkloadRun, observation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rigbook_bus.clock import Clock
+    from rigbook_bus.protocol import Bus, Delivery, Reader
+
+__all__ = ["Agent", "AlreadyServed", "Options", "open_engines", "open_gpus", "serve"]
+
+VERSION: Final = "0.1.0"
+HEARTBEAT_SECONDS: Final = 1.0
+# The inventory changes rarely; asking the driver costs more than a sample.
+INVENTORY_SECONDS: Final = 10.0
+ORDERS_MAX: Final = 256
+# Waiting times between tries while the bus is away, seconds; the last one stays.
+RETRY_SECONDS: Final = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
+LOG_LINES_MAX: Final = 2_000
+LOG_BYTES_MAX: Final = 512 * 1024
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run an agent. `gpus`: "nvml", or "sim:4xRTX4090" and the like."""
+
+    node: str
+    data: Path
+    cluster: str = "default"
+    gpus: str = "nvml"
+    engines: tuple[str, ...] = ("process",)
+    labels: dict[str, str] = {}
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
+    docker_url: str = ""
+    mounts_allowed: tuple[str, ...] = ()
+
+
+def open_gpus(options: Options) -> Gpus:
+    """The driver named by the options. Raises ValueError for a wrong simulation spec."""
+    if options.gpus.startswith("sim:"):
+        from rigbook_nodeagent.gpus.simulated import SimulatedGpus
+
+        return SimulatedGpus(options.gpus, options.data / "gpus", node=options.node)
+    if options.gpus != "nvml":
+        raise ValueError(f"gpus {options.gpus!r}: expected nvml, or a simulation such as sim:4xRTX4090")
+    from rigbook_nodeagent.gpus.nvml import NvmlGpus
+
+    return NvmlGpus()
+
+
+def open_engines(options: Options) -> dict[Engine, Engines]:
+    """The engines named by the options, not yet opened. Raises ValueError for an unknown one."""
+    made: dict[Engine, Engines] = {}
+    for name in options.engines:
+        if name == Engine.PROCESS:
+            from rigbook_nodeagent.engines.process import ProcessEngine
+
+            made[Engine.PROCESS] = ProcessEngine(
+                options.data / "process", cluster=options.cluster, node=options.node
+            )
+        elif name == Engine.DOCKER:
+            from rigbook_nodeagent.engines.docker import DockerEngine
+
+            made[Engine.DOCKER] = DockerEngine(
+                cluster=options.cluster,
+                node=options.node,
+                url=options.docker_url or None,
+                device_requests=not options.gpus.startswith("sim:"),
+                mounts_allowed=options.mounts_allowed,
+            )
+        else:
+            raise ValueError(f"engine {name!r}: expected process or docker")
+    return made
+
+
+class Agent:
+    """One node's agent: the composition root, and what its workloads see of it (`Surroundings`)."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        options: Options,
+        *,
+        clock: Clock,
+        new_id: Callable[[], str],
+        gpus: Gpus,
+        engines: Mapping[Engine, Engines],
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self._bus = bus
+        self._options = options
+        self._telemetry = telemetry or Telemetry("nodeagent")
+        self._log = structlog.get_logger().bind(node=options.node)
+        self._incarnation = new_id()
+        self._attribution = Attribution(options.cluster, options.node)
+        self._runs: dict[int, WorkloadRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._peaks: dict[int, int] = {}
+        self._beats = 0
+        self._joined: NodeJoined | None = None
+        self._presence = Presence(bus, options.node, options.data, clock)
+        self.cluster = options.cluster
+        self.node = options.node
+        self.clock = clock
+        self.cards = Cards(gpus, GpuWorker(gpus))
+        self.engines: Mapping[Engine, Engines] = dict(engines)
+        self.book = OrderBook(options.node, options.data / "orders.jsonl")
+        self.may_start = asyncio.Event()
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Until cancelled. Raises AlreadyServed when another agent serves this node's name."""
+        await self._presence.claim(self._incarnation)
+        self.book.open()
+        try:
+            await self._open_engines()
+            await self._join()
+            self.may_start.set()  # never before the first full inventory of this run
+            reader = await self._reader()
+            await self._recover()
+            stop_serving = await self._bus.serve(subjects.agent_query(self.node, "*"), self._answer)
+            for epoch in list(self.book.open_orders):
+                self._launch(epoch)
+            for body in (
+                self._obey(reader),
+                self._beat(),
+                self._watch_inventory(),
+                *map(self._hear, self.engines.values()),
+            ):
+                self._spawn(body)
+            if ready is not None:
+                ready.set()
+            try:
+                await self._failed
+            finally:
+                await stop_serving()
+                await reader.close()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for engine in self.engines.values():
+                await engine.close()
+            await self.cards.close()
+            self.book.close()
+            self._presence.release()
+
+    # -- start ------------------------------------------------------------------------------
+
+    async def _open_engines(self) -> None:
+        usable: dict[Engine, Engines] = {}
+        for kind, engine in self.engines.items():
+            try:
+                await engine.open()
+                self._log.info("engine open", engine=kind, facts=engine.facts)
+                usable[kind] = engine
+            except EngineError as error:
+                self._log.error("engine cannot be used", engine=kind, why=str(error))
+        self.engines = usable
+
+    def _inventory(self) -> NodeJoined:
+        facts = self.cards.facts
+        return NodeJoined(
+            node=self.node,
+            incarnation=self._incarnation,
+            boot_id=boot_id(),
+            cards=self.cards.inventory,
+            labels=self._options.labels,
+            engines=tuple(sorted(self.engines)),
+            driver_version=facts.driver_version,
+            cuda_version=facts.cuda_version,
+            driver_ok=facts.ok,
+            driver_text=facts.text[:500],
+            simulated=facts.simulated,
+            memory_bytes=host.memory_total_bytes() or 0,
+            cpus=host.cpu_count(),
+            agent_version=VERSION,
+            address=host.hostname(),
+        )
+
+    async def _join(self) -> None:
+        await self.cards.refresh()
+        self._joined = self._inventory()
+        if not self.cards.facts.ok:
+            self._log.error(
+                "the GPU driver does not answer; the node takes no bindings", why=self.cards.facts.text
+            )
+        await self._tell_node(self._joined, f"joined-{self.node}-{self._incarnation}")
+        self._log.info("joined", cards=len(self._joined.cards), simulated=self._joined.simulated)
+
+    async def _reader(self) -> Reader:
+        """The ledger makes our consumer when it folds `node.joined`; until then we ask again."""
+        name = subjects.consumer_of_agent(self.node)
+        tries = 0
+        while True:
+            try:
+                return await self._bus.reader(subjects.LEDGER_STREAM, name)
+            except BusError as error:
+                tries += 1
+                if tries in (20, 200):
+                    self._log.warning(
+                        "waiting for the ledger to make our consumer",
+                        consumer=name,
+                        code=error.code,
+                        why=str(error),
+                    )
+                await self.clock.sleep(RETRY_SECONDS[min(tries // 4, 3)])
+
+    async def _recover(self) -> None:
+        """Orders that the ledger still holds for us and that our book has lost (a power cut, a new disk)."""
+        for order in await bindings_of(self._bus, self.node, self.clock):
+            if self.book.adopt(order):
+                self._log.warning(
+                    "an order was missing from the book", demand=order.demand, epoch=order.epoch
+                )
+        self.book.flush()
+
+    # -- orders -----------------------------------------------------------------------------
+
+    async def _obey(self, reader: Reader) -> None:
+        while True:
+            try:
+                deliveries = await reader.batch(max_messages=ORDERS_MAX, wait_seconds=5.0)
+                await self._take(deliveries)
+            except BusDenied as error:
+                self._log.error("our consumer is gone; joining again", code=error.code, why=str(error))
+                await self.clock.sleep(1.0)
+                assert self._joined is not None
+                await self._tell_node(
+                    self._joined, f"joined-{self.node}-{self._incarnation}-{self.clock.now_ns()}"
+                )
+                await reader.close()
+                reader = await self._reader()
+            except BusError as error:
+                self._log.warning(
+                    "orders cannot be read; what runs, runs on", code=error.code, why=str(error)
+                )
+                await self.clock.sleep(1.0)
+
+    async def _take(self, deliveries: Sequence[Delivery]) -> None:
+        """Write the book, act, acknowledge last."""
+        new: list[Order | Stop] = []
+        for delivery in deliveries:
+            m = delivery.message
+            record = decode(m.seq, m.subject, m.received_ns, m.body)
+            if isinstance(record.data, Malformed):
+                # The ledger records the finding with its sequence; here it is no order.
+                self._log.warning("not an order", seq=m.seq, code=record.data.code, why=record.data.text)
+            taken = self.book.take(record)
+            if taken is not None:
+                new.append(taken)
+        self.book.flush()
+        for order in new:
+            if isinstance(order, Order):
+                self._launch(order.epoch)
+            elif order.epoch in self._runs:
+                self._runs[order.epoch].nudge()
+            else:
+                self._spawn(self._stop_unknown(order))
+        for delivery in deliveries:
+            await delivery.ack()
+
+    def _launch(self, epoch: int) -> None:
+        if epoch not in self._runs:
+            self._runs[epoch] = WorkloadRun(self, self.book.open_orders[epoch])
+            self._spawn(self._run_one(epoch))
+
+    async def _run_one(self, epoch: int) -> None:
+        try:
+            await self._runs[epoch].run()
+        finally:
+            self._runs.pop(epoch, None)
+            self._peaks.pop(epoch, None)
+
+    async def _stop_unknown(self, stop: Stop) -> None:
+        """A stop order for an epoch that is not in the book: something of ours runs without a right."""
+        while True:
+            try:
+                for engine in self.engines.values():
+                    for running in await engine.inventory():
+                        if running.epoch == stop.epoch:
+                            self._log.warning(
+                                "stopping what has no right to run", demand=running.demand, epoch=stop.epoch
+                            )
+                            await engine.stop(
+                                running, grace_seconds=stop.grace_seconds, scope=StopScope.EVERYTHING
+                            )
+                            with contextlib.suppress(EngineError):
+                                await engine.remove(running)
+            except EngineError as error:
+                self._log.warning("stop failed; will try again", epoch=stop.epoch, why=str(error))
+                await self.clock.sleep(2.0)
+            else:
+                return
+
+    # -- what is seen -----------------------------------------------------------------------
+
+    async def _hear(self, engine: Engines) -> None:
+        async for ended in engine.ends():
+            run = self._runs.get(ended.epoch)
+            if run is not None:
+                run.nudge()
+
+    async def _beat(self) -> None:
+        every = self._options.heartbeat_seconds
+        due = self.clock.monotonic()
+        while True:
+            await self._heartbeat()
+            due = max(due + every, self.clock.monotonic())  # late beats are not made up for
+            await self.clock.sleep(max(0.0, due - self.clock.monotonic()))
+
+    async def _heartbeat(self) -> None:
+        running, unknown = await self._engine_inventory()
+        cards = await self._card_sample(running)
+        self._beats += 1
+        data = Heartbeat(
+            node=self.node,
+            incarnation=self._incarnation,
+            number=self._beats,
+            every_seconds=self._options.heartbeat_seconds,
+            boot_id=self._joined.boot_id if self._joined else "",
+            cards=cards,
+            components=None
+            if unknown
+            else tuple(self._observation(r) for r in running if r.running or r.pids),
+            unknown=unknown,
+            pressure=host.pressure(),
+            engine_position=self.book.position,
+        )
+        draft = self._draft(data, f"{self._incarnation}-{self._beats}")
+        try:
+            await self._bus.append(
+                subjects.heartbeat(self.node), encode(draft), message_id=draft.id, timeout_seconds=2.0
+            )
+            self._telemetry.appends.add(1, {"kind": "heartbeat", "outcome": "stored"})
+        except BusError as error:
+            # Not retried: the next one says more. Silence is what the reaper looks for.
+            self._telemetry.appends.add(1, {"kind": "heartbeat", "outcome": error.code})
+            self._log.warning("heartbeat not stored", code=error.code)
+
+    def _observation(self, running: Running) -> Any:
+        run = self._runs.get(running.epoch)
+        seen = observation(running)
+        return (
+            msgspec.structs.replace(seen, ready=run.ready)
+            if run is not None and run.ready is not None
+            else seen
+        )
+
+    async def _engine_inventory(self) -> tuple[list[Running], str]:
+        """(everything of ours, "") or (what could be read, why the rest is unknown)."""
+        running: list[Running] = []
+        for kind, engine in self.engines.items():
+            try:
+                running.extend(await engine.inventory())
+            except EngineError as error:
+                return running, f"{kind}: {error}"
+        return running, ""
+
+    async def _card_sample(self, running: Sequence[Running]) -> tuple[CardObservation, ...]:
+        try:
+            cards = self.attribute(await self.cards.sample(), running)
+        except GpusError as error:
+            return tuple(CardObservation(uuid=c.uuid, unknown=str(error)[:300]) for c in self.cards.inventory)
+        totals: dict[int, int] = {}
+        for card in cards:
+            for process in card.processes or ():
+                if process.epoch is not None:
+                    totals[process.epoch] = totals.get(process.epoch, 0) + (process.memory_bytes or 0)
+        for epoch, total in totals.items():
+            if epoch in self._runs:
+                self._peaks[epoch] = max(self._peaks.get(epoch, 0), total)
+        return cards
+
+    async def _watch_inventory(self) -> None:
+        while True:
+            await self.clock.sleep(INVENTORY_SECONDS)
+            await self.cards.refresh()
+            assert self._joined is not None
+            now = self._inventory()
+            event = changed(self._joined, now)
+            if event is not None:
+                self._log.warning("the inventory changed", changes=event.changes)
+                await self._tell_node(event, f"changed-{self.node}-{self._incarnation}-{self.clock.now_ns()}")
+                self._joined = now
+
+    # -- telling ----------------------------------------------------------------------------
+
+    async def _tell_node(self, data: NodeJoined, message_id: str) -> None:
+        await self._until_stored(subjects.node(self.node), self._draft(data, message_id))
+
+    async def publish(
+        self, subject: str, data: Payload, *, message_id: str, order: Order, cause: str = ""
+    ) -> None:
+        kind = type(data).__name__.lower()
+        with self._telemetry.span(
+            f"nodeagent.{kind}",
+            order.traceparent,
+            **{"rigbook.demand": order.demand, "rigbook.epoch": order.epoch},
+        ) as traceparent:
+            draft = self._draft(data, message_id, cause=cause or order.event_id, traceparent=traceparent)
+            await self._until_stored(subject, draft)
+
+    def _draft(self, data: Payload, message_id: str, *, cause: str = "", traceparent: str = "") -> Draft:
+        return Draft(
+            data=data,
+            id=message_id,
+            source=f"nodeagent/{self.node}",
+            time=rfc3339(self.clock.now_ns()),
+            causation=cause,
+            traceparent=traceparent,
+        )
+
+    async def _until_stored(self, subject: str, draft: Draft) -> None:
+        """A fact is told until it is stored. The same id again is stored once, or folded to nothing."""
+        body = encode(draft)
+        tries = 0
+        while True:
+            try:
+                await self._bus.append(subject, body, message_id=draft.id)
+            except BusError as error:
+                self._telemetry.appends.add(1, {"kind": draft.kind.name, "outcome": error.code})
+                if tries == 0 or not isinstance(error, BusUnavailable):
+                    self._log.warning("not stored yet", kind=draft.kind.name, code=error.code, why=str(error))
+                await self.clock.sleep(RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)])
+                tries += 1
+            else:
+                self._telemetry.appends.add(1, {"kind": draft.kind.name, "outcome": "stored"})
+                return
+
+    def attribute(
+        self, sample: Sequence[CardObservation], running: Sequence[Running]
+    ) -> tuple[CardObservation, ...]:
+        return self._attribution.attribute(sample, running)
+
+    def peak_of(self, epoch: int) -> int | None:
+        return self._peaks.get(epoch)
+
+    # -- questions --------------------------------------------------------------------------
+
+    async def _answer(self, subject: str, body: bytes) -> bytes:
+        """`rig.agent.<node>.logs`: {"demand", "epoch", "component", "lines"} to {"items": [{component, text}]}."""
+        try:
+            asked = msgspec.json.decode(body or b"{}", type=_LogsQuestion)
+        except msgspec.MsgspecError as error:
+            return msgspec.json.encode({"error": {"code": "bad_question", "text": str(error)}})
+        if not subject.endswith(".logs"):
+            return msgspec.json.encode(
+                {"node": self.node, "incarnation": self._incarnation, "version": VERSION}
+            )
+        items: list[dict[str, str]] = []
+        size = 0
+        for engine in self.engines.values():
+            for running in await self._listed(engine, asked):
+                lines = [
+                    line
+                    async for line in engine.logs(
+                        running, follow=False, lines_max=min(asked.lines, LOG_LINES_MAX)
+                    )
+                ]
+                text = b"".join(lines)[-max(0, LOG_BYTES_MAX - size) :].decode(errors="replace")
+                size += len(text)
+                items.append({"component": running.component, "text": text})
+        return msgspec.json.encode({"items": items, "running": asked.epoch in self._runs})
+
+    async def _listed(self, engine: Engines, asked: _LogsQuestion) -> list[Running]:
+        try:
+            listed = [r for r in await engine.inventory() if r.epoch == asked.epoch]
+        except EngineError:
+            return []
+        if not listed and asked.component:
+            # Ended and removed: engines keep the output of the latest ones for a while.
+            listed = [
+                Running(
+                    cluster=self.cluster, node=self.node, demand=asked.demand, epoch=asked.epoch,
+                    component=asked.component, engine=engine.kind, ref="", running=False,
+                )
+            ]  # fmt: skip
+        return [r for r in listed if asked.component in ("", r.component)]
+
+    # -- tasks ------------------------------------------------------------------------------
+
+    def _spawn(self, body: Any) -> None:
+        task = asyncio.ensure_future(body)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failed.done():
+            self._failed.set_exception(error)  # a bug of ours: stop, be restarted, adopt
+
+
+class _LogsQuestion(msgspec.Struct, frozen=True):
+    demand: str = ""
+    epoch: int = 0
+    component: str = ""
+    lines: int = 200
+
+
+async def serve(
+    bus: Bus,
+    options: Options,
+    *,
+    clock: Clock,
+    new_id: Callable[[], str],
+    telemetry: Telemetry | None = None,
+    ready: asyncio.Event | None = None,
+) -> None:
+    """Run an agent until cancelled. Raises AlreadyServed, ValueError (options)."""
+    subjects.token(options.node)
+    options.data.mkdir(parents=True, exist_ok=True)
+    agent = Agent(
+        bus,
+        options,
+        clock=clock,
+        new_id=new_id,
+        gpus=open_gpus(options),
+        engines=open_engines(options),
+        telemetry=telemetry,
+    )
+    await agent.run(ready)
