@@ -99,6 +99,11 @@ class _DirectClient(Client):
         self._pending.clear()
         self._pending_data_size = 0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether `connect` came as far as making its queues; before, nats-py cannot even be closed."""
+        return self._flush_queue is not None
+
     async def _attempt_reconnect(self) -> None:
         # An exception that nats-py did not foresee would end its task, and with it every hope, without a word.
         while True:
@@ -128,6 +133,7 @@ class Connection:
         self.link = Link.AWAY
         self._client = _DirectClient()
         self._listeners: list[Callable[[Link, str], None]] = []
+        self._denial_listeners: list[Callable[[str, str], None]] = []
         self._calls: dict[bytes, _Call] = {}
         self._tokens = itertools.count(1)
         self._nuid = NUID()
@@ -203,11 +209,10 @@ class Connection:
                 tls=tls,
                 user_credentials=str(credentials) if credentials is not None else None,
             )
-        except (
-            NatsError,
-            ValueError,
-            OSError,
-        ) as error:  # a URL that is none, a credentials file that is not there
+        except ImportError as error:
+            raise BusDenied(f"{credentials}: credentials need the PyPI package nkeys: {error}") from error
+        except (NatsError, ValueError, OSError) as error:
+            # an address that is none; a credentials file that is not there or cannot be read
             raise BusDenied(f"cannot connect to {self.url} as {self.name}: {error}") from error
 
     async def _open_inbox(self) -> None:
@@ -241,6 +246,16 @@ class Connection:
         def forget() -> None:
             if told in self._listeners:
                 self._listeners.remove(told)
+
+        return forget
+
+    def on_denial(self, told: Callable[[str, str], None]) -> Callable[[], None]:
+        """Call `told("publish" or "subscription", subject in lower case)` on every denial of the server."""
+        self._denial_listeners.append(told)
+
+        def forget() -> None:
+            if told in self._denial_listeners:
+                self._denial_listeners.remove(told)
 
         return forget
 
@@ -302,6 +317,22 @@ class Connection:
         self.require()
         return await self._client.subscribe_direct(subject, take, queue)
 
+    async def subscribe_surely(self, subject: str, take: Taker, *, queue: str = "") -> Subscription:
+        """Subscribe and wait until the server has it. Raises BusDenied when it may not be, BusUnknown."""
+        denied: list[str] = []
+        forget = self.on_denial(lambda _kind, about: denied.append(about))
+        try:
+            subscription = await self.subscribe(subject, take, queue=queue)
+            await self.flush()  # a denial arrives before the pong
+        finally:
+            forget()
+        if subject.lower() in denied:
+            await self.unsubscribe(subscription)
+            raise BusDenied(
+                f"{self.name} has no right to subscribe to {subject}; its credentials do not allow it"
+            )
+        return subscription
+
     async def unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription, also when the connection is gone already."""
         try:
@@ -320,7 +351,7 @@ class Connection:
     async def close(self) -> None:
         """Send what is waiting (bounded), then hang up. Idempotent."""
         self._closing = True
-        if self._client.is_closed:
+        if self._client.is_closed or not self._client.has_begun:
             return
         if self.link is Link.CONNECTED and self._client.is_connected:
             try:
@@ -353,13 +384,13 @@ class Connection:
     def _deny(self, text: str) -> None:
         # nats-py lower-cases the server's words, so subjects are compared in lower case.
         subject = text.partition('"')[2].partition('"')[0]
-        if "subscription" in text:
-            if (
-                subject.startswith(self._inbox.lower())
-                and self._refused is not None
-                and not self._refused.done()
-            ):
-                self._refused.set_result(text)
+        kind = "subscription" if "for subscription" in text else "publish"
+        for told in tuple(self._denial_listeners):
+            told(kind, subject)
+        refused = self._refused
+        if kind == "subscription":
+            if subject.startswith(self._inbox.lower()) and refused is not None and not refused.done():
+                refused.set_result(text)
             return
         for call in self._calls.values():
             if call.subject.lower() == subject and not call.future.done():

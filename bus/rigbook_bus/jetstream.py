@@ -288,8 +288,7 @@ class JetStreamBus:
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
 
-        subscription = await self._connection.subscribe(subject, take, queue=queue)
-        await self._connection.flush()
+        subscription = await self._connection.subscribe_surely(subject, take, queue=queue)
 
         async def stop() -> None:
             await self._connection.unsubscribe(subscription)
@@ -305,7 +304,7 @@ class JetStreamBus:
             kept.append((about.decode(), body))
             arrived.set()
 
-        subscription = await self._connection.subscribe(subject, take)
+        subscription = await self._connection.subscribe_surely(subject, take)
         try:
             while True:
                 while kept:

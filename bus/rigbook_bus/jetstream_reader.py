@@ -70,7 +70,9 @@ class JetStreamReader:
         self._absent_since: float | None = None
         self._failure: BusError | None = None
         self._arrived = asyncio.Event()
+        self._question = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
         self._forget_link = connection.on_link(self._on_link)
+        self._forget_denial = connection.on_denial(self._on_denial)
 
     async def start(self) -> None:
         """Bind. Raises BusDenied when there is no such consumer, or no right to read it."""
@@ -137,6 +139,7 @@ class JetStreamReader:
     async def close(self) -> None:
         """Give back at once what was not taken, so that another reader need not wait for the ack time-out."""
         self._forget_link()
+        self._forget_denial()
         if self._failure is None:
             self._failure = BusUnavailable(f"the reader {self._name} is closed")
         self._arrived.set()
@@ -179,7 +182,7 @@ class JetStreamReader:
         self._expires_at = self._heard + expires
         self._asked = messages
         await self._connection.publish(
-            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}",
+            self._question,
             msgspec.json.encode(question),
             reply=self._inbox,
         )
@@ -209,6 +212,11 @@ class JetStreamReader:
         pending = header_of(headers, b"Nats-Pending-Messages")
         self._asked = max(0, self._asked - int(pending)) if pending else 0
         self._arrived.set()
+
+    def _on_denial(self, kind: str, subject: str) -> None:
+        if kind == "publish" and subject == self._question.lower():
+            self._failure = BusDenied(f"{self._connection.name} has no right to read consumer {self._name}")
+            self._arrived.set()
 
     def _on_link(self, link: Link, why: str) -> None:
         self._asked = 0

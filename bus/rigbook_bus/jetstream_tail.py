@@ -162,9 +162,8 @@ class JetStreamTail:
         self._suspect((headers or b"")[9:60].partition(b"\r")[0].decode(errors="replace") or "unknown status")
 
     def _suspect(self, why: str) -> None:
-        if not self._doubt:
-            self._doubt = why
-            self._wake.set()
+        self._doubt = self._doubt or why
+        self._wake.set()
 
     def _on_link(self, link: Link, why: str) -> None:
         if link is Link.CLOSED:

@@ -54,9 +54,7 @@ class MemoryBus:
         self.down = Line()
         self._link = Link.CONNECTED if server.running else Link.AWAY
         self._told: list[Callable[[Link, str], None]] = []
-        self._calls: dict[
-            asyncio.Future[Any], str
-        ] = {}  # a dict: iteration order must not depend on hashes
+        self._calls: dict[asyncio.Future[Any], str] = {}  # a dict: iteration order must not depend on hashes
         self._tails: list[MemoryTail] = []
         self._readers: list[MemoryReader] = []
         self._subscribers: list[_Subscriber] = []

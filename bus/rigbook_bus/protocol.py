@@ -49,7 +49,7 @@ class BusError(Exception):
         self.nats_code = nats_code
 
 
-class BusConflict(BusError):  # noqa: N818  # says what happened, like its siblings
+class BusConflict(BusError):
     """The log has moved past the expected position (NATS 10071, or 10164 for a concurrent loser).
 
     Nothing is known from this answer about an earlier try: read on, fold, decide again.
@@ -58,19 +58,19 @@ class BusConflict(BusError):  # noqa: N818  # says what happened, like its sibli
     code = "bus_conflict"
 
 
-class BusUnknown(BusError):  # noqa: N818
+class BusUnknown(BusError):
     """No answer: the message may or may not be on the log. Read on before deciding again."""
 
     code = "bus_unknown"
 
 
-class BusUnavailable(BusError):  # noqa: N818
+class BusUnavailable(BusError):
     """Not connected. Nothing was sent; safe to try again after the reconnect."""
 
     code = "bus_unavailable"
 
 
-class BusDenied(BusError):  # noqa: N818
+class BusDenied(BusError):
     """The server's answer is no, and will stay no (rights, missing stream, message too large)."""
 
     code = "bus_denied"

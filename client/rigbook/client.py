@@ -2,7 +2,7 @@
 
     async with await Client.connect("nats://127.0.0.1:4222") as rigbook:
         await rigbook.raise_demand(demand)
-        async for row in rigbook.rows("demands"):
+        for row in await rigbook.rows("demands"):
             print(row.name, row.phase)
 
 Time and ids are parameters, so that a test owns them.
@@ -25,7 +25,7 @@ from rigbook_schemas.wire import Draft, decode, encode, rfc3339
 from rigbook.failures import Invalid, NoAnswer, WouldConflict, of_answer, of_bus
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -185,22 +185,19 @@ class Client:
             raise of_answer(answer.error.code, answer.error.text, answer.error.remedy)
         return Page(rows, answer)
 
-    async def pages(self, what: str, question: Question | None = None) -> AsyncIterator[Page]:
-        """All pages, one after the other."""
+    async def whole(self, what: str, question: Question | None = None) -> Page:
+        """All pages as one; what it was true of is the first page's."""
         asked = question or Question(limit=LIMIT_MAX)
-        while True:
-            page = await self.ask(what, asked)
-            yield page
-            if not page.answer.next:
-                return
-            asked = msgspec.structs.replace(asked, cursor=page.answer.next)
+        first = page = await self.ask(what, asked)
+        rows = list(first.rows)
+        while page.answer.next:
+            page = await self.ask(what, msgspec.structs.replace(asked, cursor=page.answer.next))
+            rows += page.rows
+        return Page(rows, first.answer)
 
     async def rows(self, what: str, question: Question | None = None) -> list[Any]:
         """All rows of all pages."""
-        found: list[Any] = []
-        async for page in self.pages(what, question):
-            found += page.rows
-        return found
+        return (await self.whole(what, question)).rows
 
     async def plan(self, demand: DemandRaised) -> Plan:
         """Where the demand would go now, or why not; nothing is recorded."""

@@ -29,11 +29,15 @@ class Question(Value):
     card: str = ""
     phase: str = ""  # one phase, or "live" (default for demands), or "all"
     at: str = ""  # RFC 3339: the past moment asked for
-    since_seq: int = 0
-    since: str = ""  # RFC 3339
-    until: str = ""
-    kinds: tuple[str, ...] = ()
+    since_seq: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0  # events after this sequence, it not included
+    since: str = ""  # RFC 3339, included
+    until: str = ""  # RFC 3339, included
+    kinds: tuple[str, ...] = ()  # event kinds, also "unknown" and "malformed"; for findings: codes
     open_only: bool = True
+    newest_first: bool = False  # for demands (not live), events, drifts, findings, who
+    digest: bool = False  # for status: also the digest and a full audit
+    # Read your own writes: answer only once this sequence is folded; `not_ready` when that takes too long.
+    position_min: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     cursor: str = ""
     limit: Annotated[int, Meta(ge=1, le=LIMIT_MAX)] = 200
 
@@ -51,6 +55,7 @@ class Answer(Value):
     position_time: str = ""  # the server's receive time of the event at `position`
     caught_up: bool = False
     safe_mode: bool = False
+    notice: str = ""  # what the asker should know about the answer, e.g. that the store cannot be written
     items: tuple[dict[str, Any], ...] = ()
     next: str = ""  # cursor, "" = that was all
     error: Failure | None = None
@@ -187,6 +192,7 @@ class EventRow(Value):
     time: str = ""
     data: dict[str, Any] = {}
     malformed: str = ""
+    omitted: str = ""  # why `data` is empty: too large for an answer
 
 
 class TenureRow(Value):
@@ -234,6 +240,8 @@ class StatusRow(Value):
     healing: tuple[str, ...] = ()
     heartbeats_read: int = 0
     started: str = ""
+    store: str = ""  # why the store cannot be written, "" = it can
+    written: int = 0  # position up to which questions about the past are answered
 
 
 # What can be asked, and the type of the items.

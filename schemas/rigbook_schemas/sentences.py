@@ -88,6 +88,8 @@ def _words(r: Reason) -> str:  # one branch per code, nothing else
             return (
                 f"{where}: {r.found or 'the GPU driver does not answer'}; bindings resume when it does{also}"
             )
+        case ReasonCode.ENGINE_MISSING:
+            return f"{where} runs {r.found or 'no engine'}, the components need {r.asked}{also}"
         case ReasonCode.GPU_QUARANTINED:
             return f"{where} is quarantined{f' ({r.found})' if r.found else ''}{also}"
         case ReasonCode.GPU_UNKNOWN:

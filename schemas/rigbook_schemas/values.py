@@ -342,6 +342,7 @@ class ReasonCode(enum.StrEnum):
     NODE_UNREACHABLE = "node_unreachable"
     NODE_MISMATCH = "node_mismatch"
     DRIVER_MISMATCH = "driver_mismatch"
+    ENGINE_MISSING = "engine_missing"
     GPU_QUARANTINED = "gpu_quarantined"
     GPU_UNKNOWN = "gpu_unknown"
     LABEL_MISMATCH = "label_mismatch"

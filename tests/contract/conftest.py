@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
 from rigbook_bus.embedded import EmbeddedServer
 from rigbook_bus.jetstream import JetStreamBus
 from rigbook_bus.memory import MemoryBus, MemoryServer

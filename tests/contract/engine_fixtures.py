@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import io
 import os
+import shutil
+import socket
+import subprocess
+import tarfile
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from rigbook_nodeagent.engines.protocol import Launch
-from rigbook_schemas.values import Component
+from rigbook_schemas.values import Component, StopScope
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -88,8 +96,6 @@ async def output_of(engine: Engines, running: Running) -> str:
 
 async def reap_everything(engine: Engines) -> None:
     """Leave nothing behind, whatever a test did."""
-    from rigbook_schemas.values import StopScope
-
     for running in await engine.inventory():
         await engine.stop(running, grace_seconds=0, scope=StopScope.EVERYTHING)
         await engine.remove(running)
@@ -97,3 +103,152 @@ async def reap_everything(engine: Engines) -> None:
 
 def as_root() -> bool:
     return os.geteuid() == 0
+
+
+# -- a private Docker Engine --------------------------------------------------------------------------
+
+IMAGE = "rigbook-test:busybox"
+DAEMON_START_SECONDS = 30.0
+NVIDIA_HOOK = "nvidia-container-runtime-hook"
+
+
+class PrivateDocker:
+    """A dockerd of our own: its own data, socket, bridge and no registry within reach.
+
+    With `cards=True` a stub of the nvidia hook is on its PATH: device requests are accepted then, and what
+    was asked for can be read inside, without a card.
+    """
+
+    def __init__(self, folder: Path, *, cards: bool, number: int) -> None:
+        self.folder = folder
+        self.url = f"unix://{folder}/docker.sock"
+        self._bridge = f"rbt{os.getpid() % 100000}{number}"
+        self._subnet = f"10.{200 + number}.{os.getpid() % 250}.1/24"
+        self._path = os.environ["PATH"] + ":/usr/sbin:/sbin"
+        if cards:
+            hooks = folder / "hooks"
+            hooks.mkdir()
+            (hooks / NVIDIA_HOOK).write_text("#!/bin/sh\ncat >/dev/null\n")
+            (hooks / NVIDIA_HOOK).chmod(0o755)
+            self._path = f"{hooks}:{self._path}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        for words in (
+            ("link", "add", "name", self._bridge, "type", "bridge"),
+            ("addr", "add", self._subnet, "dev", self._bridge),
+            ("link", "set", self._bridge, "up"),
+        ):
+            subprocess.run(["ip", *words], check=True, capture_output=True, env={"PATH": self._path})
+        self.boot()
+        self._import_image()
+
+    def boot(self) -> None:
+        """Start the daemon (again, after a `stop`): the data folder stays."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    "dockerd",
+                    f"--data-root={self.folder}/data",
+                    f"--exec-root={self.folder}/exec",
+                    f"--pidfile={self.folder}/pid",
+                    f"--host={self.url}",
+                    f"--bridge={self._bridge}",
+                    "--userland-proxy=false",
+                ],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PATH": self._path},
+            )
+        deadline = time.monotonic() + DAEMON_START_SECONDS
+        while True:
+            assert self._process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            try:
+                if self.request("GET", "/_ping")[0] == 200:
+                    return
+            except OSError:
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End the daemon; containers end with it."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(timeout=60)
+            self._process = None
+
+    def destroy(self) -> None:
+        self.stop()
+        subprocess.run(["ip", "link", "del", self._bridge], check=False, capture_output=True, env={"PATH": self._path})
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-4000:]
+
+    def request(self, method: str, path: str, body: bytes = b"", kind: str = "application/json") -> tuple[int, bytes]:
+        """The plain API, so that what the engine did is seen by other means."""
+        connection = http.client.HTTPConnection("localhost", timeout=60)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(60)
+        try:
+            connection.sock.connect(self.url.removeprefix("unix://"))
+            connection.request(method, path, body or None, {"Content-Type": kind} if body else {})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def _import_image(self) -> None:
+        repository, _, tag = IMAGE.partition(":")
+        path = f"/images/create?fromSrc=-&repo={repository}&tag={tag}"
+        status, answer = self.request("POST", path, busybox_rootfs(), "application/x-tar")
+        assert status == 200, answer
+
+
+def busybox_rootfs() -> bytes:
+    """A root file system of one static program and its many names, as tar."""
+    program = Path("/usr/bin/busybox" if Path("/usr/bin/busybox").exists() else "/bin/busybox")
+    names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for folder in ("bin", "tmp", "etc", "proc", "sys", "dev"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(entry)
+        tar.add(program.resolve(), arcname="bin/busybox")
+        for name in names:
+            if name != "busybox":
+                entry = tarfile.TarInfo(f"bin/{name}")
+                entry.type, entry.linkname = tarfile.SYMTYPE, "/bin/busybox"
+                tar.addfile(entry)
+    return buffer.getvalue()
+
+
+def _private_docker(request: pytest.FixtureRequest, *, cards: bool) -> PrivateDocker:
+    """One per session, also when several test files import the fixture."""
+    known = request.config.stash.setdefault(_DOCKERS, {})
+    if cards not in known:
+        lacking = [name for name in ("dockerd", "ip") if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin")]
+        if lacking or not as_root():
+            pytest.skip(f"needs Docker Engine and root (lacking: {', '.join(lacking) or 'root'})")
+        folder = Path(tempfile.mkdtemp(prefix="rbt-", dir="/tmp"))  # a socket's path is 107 characters at most
+        docker = PrivateDocker(folder, cards=cards, number=int(cards))
+        request.config.add_cleanup(docker.destroy)
+        docker.start()
+        known[cards] = docker
+    return known[cards]
+
+
+_DOCKERS: pytest.StashKey[dict[bool, PrivateDocker]] = pytest.StashKey()
+
+
+@pytest.fixture(scope="session")
+def dockerd(request: pytest.FixtureRequest) -> PrivateDocker:
+    """A Docker Engine without any runtime for cards."""
+    return _private_docker(request, cards=False)
+
+
+@pytest.fixture(scope="session")
+def dockerd_with_cards(request: pytest.FixtureRequest) -> PrivateDocker:
+    """A Docker Engine that accepts device requests."""
+    return _private_docker(request, cards=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-
 from rigbook_bus.protocol import BusDenied, BusUnavailable, ConsumerSpec, Delivery, Link, Reader, StreamSpec
 
 LOG = StreamSpec(name="LOG", subjects=("log.>",))
@@ -117,7 +116,9 @@ async def test_max_ack_pending_holds_the_rest_back(world):
     assert seqs(await take(reader, 1)) == [3]
 
 
-@pytest.mark.parametrize(("filters", "expected"), [(("log.even",), [2, 4, 6]), (("log.even", "log.odd"), [2, 3, 4])])
+@pytest.mark.parametrize(
+    ("filters", "expected"), [(("log.even",), [2, 4, 6]), (("log.even", "log.odd"), [2, 3, 4])]
+)
 async def test_filters_and_a_start(world, filters, expected):
     bus = await world.connect()
     await stocked(bus, 6, filters=filters, start_seq=2)

@@ -20,8 +20,8 @@ Whose word is it? Each row also has a time before which it is no difference but 
 - `leftover`: the order's grace (or the longest component's stop time) and `stop_seconds` must have passed
   since the order; at once after the agent's final `exited`. An order that the agent has not read yet
   (`engine_position`) has `unread_seconds` instead.
-- `missing`: the share was `started` before this was observed; or `exited` for `unreleased_seconds`; or bound
-  for `start_seconds` and never started (images are pulled in that time); or ordered to stop, as above.
+- `missing`: the share had `started` before this was observed; or has `exited` for `unreleased_seconds`; or is
+  bound for `start_seconds` and not started (images are pulled in that time); or was ordered to stop, as above.
 - An epoch beyond `state.position` is a binding that we have not folded yet: nothing.
 - What was observed before the latest event about the same binding is older than the books: pending.
 
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rigbook_schemas.values import GIB, DriftKind, Evidence, Mode
 
-from rigbook_ledger import words
+from rigbook_ledger import evidence as say
 from rigbook_ledger.observed import Beat, Observed, observe
 from rigbook_ledger.state import Phase
 
@@ -59,8 +59,6 @@ KINDS: Final = (
 )
 MIB: Final = 1024**2
 _NS: Final = 1_000_000_000
-# A restart that the owner asked for may be this far away (exponential back-off is capped by the agent).
-_RESTART_SECONDS_MAX: Final = 600.0
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +120,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def drift_key(kind: DriftKind, node: str, *about: object) -> str:
     """Identity of a drift, equal for each sighting of the same thing by whichever reaper."""
-    return words.bounded_id(".".join((kind, node, *map(str, about))))
+    return say.bounded_id(".".join((kind, node, *map(str, about))))
 
 
 def compare(state: State, beat: Beat, tolerance: Tolerance | None = None) -> Comparison:
@@ -187,21 +185,26 @@ class _Rows:
         demand = self.state.demands[binding.demand]
         mine = self._mine(binding)
         stopped = demand.phase is Phase.RELEASING
-        latest_ns = max(demand.since_ns, binding.bound_ns, binding.eviction.ordered_ns if binding.eviction else 0)
+        latest_ns = max(
+            demand.since_ns, binding.bound_ns, binding.eviction.ordered_ns if binding.eviction else 0
+        )
         # What was observed before the latest event about this binding is older than the books.
         fresh = self.seen.observed_ns > latest_ns
         if mine.runs:
             if stopped:
-                self._see(self._leftover(binding, share, demand, mine), due=fresh and self._had_its_time(binding, demand))
+                self._see(
+                    self._leftover(binding, share, demand, mine),
+                    due=fresh and self._had_its_time(binding, demand),
+                )
             for sighting in (*self._wrong_card(binding, share, mine), *self._overuse(binding, share, mine)):
                 self._see(sighting, due=fresh and not stopped)
         elif self._all_known(share):
             sighting, due = self._missing(binding, share, demand, mine)
             self._see(sighting, due=fresh and due)
 
-    def _mine(self, binding: Binding) -> words.Parts:
+    def _mine(self, binding: Binding) -> say.Parts:
         seen, labels = self.seen, ((binding.epoch, binding.demand), (binding.epoch, ""))
-        return words.Parts(
+        return say.Parts(
             running=tuple(c for label in labels for c in seen.running.get(label, ())),
             ended=tuple(c for label in labels for c in seen.ended.get(label, ())),
             holds=tuple(h for label in labels for h in seen.holds.get(label, ())),
@@ -235,14 +238,18 @@ class _Rows:
             return True
         # It joined after the order: what it had not acknowledged was sent to it again since.
         joined_later = self.state.nodes[self.node].joined_seq > order.seq
-        return joined_later and self.beat.received_ns >= order.ordered_ns + self.tolerance.refence_seconds * _NS
+        return (
+            joined_later and self.beat.received_ns >= order.ordered_ns + self.tolerance.refence_seconds * _NS
+        )
 
-    def _leftover(self, binding: Binding, share: NodeShare, demand: Demand, mine: words.Parts) -> Sighting:
+    def _leftover(self, binding: Binding, share: NodeShare, demand: Demand, mine: say.Parts) -> Sighting:
         cards = tuple(dict.fromkeys(h.card for h in mine.holds))
-        name = words.name_of(demand)
-        since = words.clock(demand.withdrawn_ns or demand.since_ns, self.beat.received_ns)
+        name = say.name_of(demand)
+        since = say.clock(demand.withdrawn_ns or demand.since_ns, self.beat.received_ns)
         if cards:
-            where = f"{words.cards(cards)} of node {self.node} {'is' if len(cards) == 1 else 'are'} held by {name}"
+            where = (
+                f"{say.cards(cards)} of node {self.node} {'is' if len(cards) == 1 else 'are'} held by {name}"
+            )
             end = "the record says stopped, the card says no"
         else:
             where = f"{name} still runs on node {self.node}"
@@ -256,15 +263,15 @@ class _Rows:
             demand=binding.demand,
             epoch=binding.epoch,
             sentence=f"{where} ({mine.text()}), desired state stopped since {since}; {end}",
-            desired=words.desired(demand, self.beat.received_ns),
-            bound=words.bound(binding, share, self.beat.received_ns),
+            desired=say.desired(demand, self.beat.received_ns),
+            bound=say.bound(binding, share, self.beat.received_ns),
             observed=f"{mine.text()} on node {self.node}",
-            evidence=(*words.book_evidence(self.state, binding, demand), *mine.evidence(self.beat)),
-            remedy=words.remedy_stop(binding.epoch, cards, mine),
+            evidence=(*say.book_evidence(self.state, binding, demand), *mine.evidence(self.beat)),
+            remedy=say.remedy_stop(binding.epoch, cards, mine),
         )
 
     def _missing(
-        self, binding: Binding, share: NodeShare, demand: Demand, mine: words.Parts
+        self, binding: Binding, share: NodeShare, demand: Demand, mine: say.Parts
     ) -> tuple[Sighting, bool]:
         tolerance, patience_seconds = self.tolerance, 0.0
         if demand.phase is Phase.RELEASING:
@@ -273,17 +280,16 @@ class _Rows:
             due, story, patience_seconds = True, "ended and was never released", tolerance.unreleased_seconds
         elif self.node in binding.started:
             due, story = True, "had started, and no end of it was reported"
-            if demand.verdict is not None:  # it ended, and the agent will start it again after a back-off
-                restart = demand.spec.restart
-                wait = restart.backoff_seconds * 2.0 ** min(demand.attempt, 10)
-                patience_seconds = 2 * min(wait, _RESTART_SECONDS_MAX)
         else:
             read = binding.epoch <= self.beat.heartbeat.engine_position
-            wait = tolerance.start_seconds + (0.0 if read else tolerance.unread_seconds)
-            due = self.beat.received_ns >= binding.bound_ns + wait * _NS
-            story = "never started" if read else "never started, and the agent has not read the order to start it"
+            wait_seconds = tolerance.start_seconds + (0.0 if read else tolerance.unread_seconds)
+            # A workload that ended and is to start again came back to `bound` then.
+            since_ns = max(binding.bound_ns, demand.since_ns)
+            due = self.beat.received_ns >= since_ns + wait_seconds * _NS
+            story = "never started" if demand.verdict is None else "ended, and did not start again"
+            story += "" if read else "; the agent has not read the order to start it"
         cards = tuple(a.card for a in share.allotments)
-        name, since = words.name_of(demand), words.clock(binding.bound_ns, self.beat.received_ns)
+        name, since = say.name_of(demand), say.clock(binding.bound_ns, self.beat.received_ns)
         back = [self.seen.unexplained_bytes.get(card) for card in cards if self.state.cards[card].present]
         sighting = Sighting(
             key=drift_key(DriftKind.MISSING, self.node, binding.epoch),
@@ -294,31 +300,31 @@ class _Rows:
             demand=binding.demand,
             epoch=binding.epoch,
             sentence=(
-                f"{words.cards(cards)} of node {self.node} {'is' if len(cards) == 1 else 'are'} bound to {name} since "
+                f"{say.cards(cards)} of node {self.node} {'is' if len(cards) == 1 else 'are'} bound to {name} since "
                 f"{since}; observed idle: no component of it runs, and no process of it is on a card; it {story}"
             ),
-            desired=words.desired(demand, self.beat.received_ns),
-            bound=words.bound(binding, share, self.beat.received_ns),
+            desired=say.desired(demand, self.beat.received_ns),
+            bound=say.bound(binding, share, self.beat.received_ns),
             observed=f"nothing of epoch {binding.epoch} runs on node {self.node}, and none of its cards shows a process of it",
             evidence=(
-                *words.book_evidence(self.state, binding, demand),
+                *say.book_evidence(self.state, binding, demand),
                 *mine.evidence(self.beat),
-                *words.idle_evidence(self.beat, cards),
+                *say.idle_evidence(self.beat, cards),
             ),
-            remedy=words.remedy_release(binding.epoch, cards),
+            remedy=say.remedy_release(binding.epoch, cards),
             patience_seconds=patience_seconds,
             fenced=self._fenced(binding),
             memory_back=all(b is not None and b <= tolerance.residue_bytes for b in back),
         )
         return sighting, due
 
-    def _wrong_card(self, binding: Binding, share: NodeShare, mine: words.Parts) -> Iterator[Sighting]:
+    def _wrong_card(self, binding: Binding, share: NodeShare, mine: say.Parts) -> Iterator[Sighting]:
         allotted = tuple(a.card for a in share.allotments)
         given = {uuid for component in mine.running for uuid in component.gpus}
         for card in dict.fromkeys((*(h.card for h in mine.holds), *sorted(given))):
             if card in allotted:
                 continue
-            there = words.Parts(holds=tuple(h for h in mine.holds if h.card == card), running=mine.running)
+            there = say.Parts(holds=tuple(h for h in mine.holds if h.card == card), running=mine.running)
             demand = self.state.demands[binding.demand]
             how = f"{there.text()} is on" if there.holds else "its component was given"
             others = self._holders(card, except_epoch=binding.epoch)
@@ -331,28 +337,30 @@ class _Rows:
                 demand=binding.demand,
                 epoch=binding.epoch,
                 sentence=(
-                    f"{words.name_of(demand)} is bound to {words.cards(allotted)} of node {self.node}, and {how} {card}"
+                    f"{say.name_of(demand)} is bound to {say.cards(allotted)} of node {self.node}, and {how} {card}"
                     f"{f', which is bound to {others}' if others else ''}"
                 ),
-                desired=words.desired(demand, self.beat.received_ns),
-                bound=words.bound(binding, share, self.beat.received_ns),
+                desired=say.desired(demand, self.beat.received_ns),
+                bound=say.bound(binding, share, self.beat.received_ns),
                 observed=f"{there.text()} on {card}",
-                evidence=(*words.book_evidence(self.state, binding, demand), *there.evidence(self.beat)),
-                remedy=words.remedy_order(DriftKind.WRONG_CARD, binding.demand, binding.epoch),
+                evidence=(*say.book_evidence(self.state, binding, demand), *there.evidence(self.beat)),
+                remedy=say.remedy_order(DriftKind.WRONG_CARD, binding.demand, binding.epoch),
             )
 
-    def _overuse(self, binding: Binding, share: NodeShare, mine: words.Parts) -> Iterator[Sighting]:
+    def _overuse(self, binding: Binding, share: NodeShare, mine: say.Parts) -> Iterator[Sighting]:
         """Known figures only: their sum is a lower bound. An exclusive card is the holder's to fill."""
         for allotment in share.allotments:
             if allotment.mode is Mode.EXCLUSIVE:
                 continue
-            there = words.Parts(holds=tuple(h for h in mine.holds if h.card == allotment.card))
+            there = say.Parts(holds=tuple(h for h in mine.holds if h.card == allotment.card))
             used = sum(h.memory_bytes or 0 for h in there.holds)
-            slack = max(self.tolerance.overuse_bytes, int(allotment.memory_bytes * self.tolerance.overuse_share))
+            slack = max(
+                self.tolerance.overuse_bytes, int(allotment.memory_bytes * self.tolerance.overuse_share)
+            )
             if used <= allotment.memory_bytes + slack:
                 continue
             demand = self.state.demands[binding.demand]
-            over = words.gib(used - allotment.memory_bytes)
+            over = say.gib(used - allotment.memory_bytes)
             yield Sighting(
                 key=drift_key(DriftKind.OVERUSE, self.node, binding.epoch, allotment.card),
                 kind=DriftKind.OVERUSE,
@@ -362,14 +370,14 @@ class _Rows:
                 demand=binding.demand,
                 epoch=binding.epoch,
                 sentence=(
-                    f"{words.name_of(demand)} holds {words.gib(used)} of {allotment.card} on node {self.node}; "
-                    f"{words.gib(allotment.memory_bytes)} are allotted to it ({over} over)"
+                    f"{say.name_of(demand)} holds {say.gib(used)} of {allotment.card} on node {self.node}; "
+                    f"{say.gib(allotment.memory_bytes)} are allotted to it ({over} over)"
                 ),
-                desired=words.desired(demand, self.beat.received_ns),
-                bound=words.bound(binding, share, self.beat.received_ns),
-                observed=f"{there.text()}: {words.gib(used)} on {allotment.card}",
-                evidence=(*words.book_evidence(self.state, binding, demand), *there.evidence(self.beat)),
-                remedy=words.remedy_order(DriftKind.OVERUSE, binding.demand, binding.epoch),
+                desired=say.desired(demand, self.beat.received_ns),
+                bound=say.bound(binding, share, self.beat.received_ns),
+                observed=f"{there.text()}: {say.gib(used)} on {allotment.card}",
+                evidence=(*say.book_evidence(self.state, binding, demand), *there.evidence(self.beat)),
+                remedy=say.remedy_order(DriftKind.OVERUSE, binding.demand, binding.epoch),
             )
 
     # -- not bound here -------------------------------------------------------------------------
@@ -380,24 +388,29 @@ class _Rows:
         if epoch > state.position:
             return  # its `bound` has not been folded yet
         label = (epoch, told_demand)
-        parts = words.Parts(
+        parts = say.Parts(
             running=tuple(self.seen.running.get(label, ())), holds=tuple(self.seen.holds.get(label, ()))
         )
         elsewhere = state.bindings.get(epoch)
         demand = state.demands.get(elsewhere.demand if elsewhere and not told_demand else told_demand)
-        if elsewhere is not None and told_demand not in ("", elsewhere.demand):
+        about: tuple[object, ...] = (epoch,)
+        if elsewhere is not None and told_demand not in {"", elsewhere.demand}:
             # The epoch is live, for another demand: these labels stem from another log (or are forged).
             why, about, healable = f"epoch {epoch} belongs to {elsewhere.demand}", (epoch, told_demand), False
         elif elsewhere is not None:
             # A part of a gang is gone from this node and lives elsewhere: a stop order would name the living too.
             stopped = state.demands[elsewhere.demand].phase is Phase.RELEASING
-            why, about, healable = f"epoch {epoch} was released on this node", (epoch,), stopped
+            why, healable = f"epoch {epoch} was released on this node", stopped
         else:
-            why, about, healable = words.why_no_right(demand, epoch, self.beat.received_ns), (epoch,), True
+            why, healable = say.why_no_right(demand, epoch, self.beat.received_ns), True
         since_ns = demand.since_ns if demand is not None and demand.epoch_last == epoch else 0
         cards = tuple(dict.fromkeys(h.card for h in parts.holds))
-        name = words.name_of(demand) if demand is not None else told_demand or f"something labelled epoch {epoch}"
-        place = f"{words.cards(cards)} of node {self.node}" if cards else f"node {self.node}"
+        name = (
+            say.name_of(demand)
+            if demand is not None
+            else told_demand[:63] or f"something labelled epoch {epoch}"
+        )
+        place = f"{say.cards(cards)} of node {self.node}" if cards else f"node {self.node}"
         self._see(
             Sighting(
                 key=drift_key(DriftKind.SQUATTER, self.node, *about),
@@ -405,23 +418,29 @@ class _Rows:
                 node=self.node,
                 card=cards[0] if cards else "",
                 cards=cards,
-                demand=demand.spec.demand if demand is not None else told_demand,
+                demand=demand.spec.demand if demand is not None else told_demand[:63],
                 epoch=epoch,
                 sentence=f"{name} ({parts.text()}) runs on {place} without a right to it: {why}",
-                desired=words.desired(demand, self.beat.received_ns) if demand is not None else "unknown demand",
+                desired=say.desired(demand, self.beat.received_ns)
+                if demand is not None
+                else "unknown demand",
                 bound=f"no live binding here: {why}",
                 observed=f"{parts.text()} on {place}",
                 evidence=parts.evidence(self.beat),
-                remedy=words.remedy_squatter(epoch, parts, healable=healable),
+                remedy=say.remedy_squatter(epoch, parts, healable=healable),
                 healable=healable,
             ),
-            due=self.seen.observed_ns > since_ns,
+            due=self.seen.components_known and self.seen.observed_ns > since_ns,
         )
 
     def _foreign(self, uuid: str, holds: list[Hold]) -> None:
         holders = self._holders(uuid)
-        parts = words.Parts(
-            holds=tuple(h for h in holds if h.memory_bytes is not None and h.memory_bytes >= self.tolerance.foreign_bytes)
+        parts = say.Parts(
+            holds=tuple(
+                h
+                for h in holds
+                if h.memory_bytes is not None and h.memory_bytes >= self.tolerance.foreign_bytes
+            )
         )
         if not holders or not parts.holds:
             return
@@ -444,10 +463,11 @@ class _Rows:
                 remedy="Rigbook never ends what is not its own: ask its user, or move the binding to another card",
                 healable=False,
             ),
-            due=self.seen.observed_ns > latest_ns,
+            # Without the engine's word the agent may not have been able to tell that it is one of ours.
+            due=self.seen.components_known and self.seen.observed_ns > latest_ns,
         )
 
     def _holders(self, uuid: str, *, except_epoch: int = 0) -> str:
         card = self.state.cards.get(uuid)
         bindings = [b for b in self.state.holders_of(card) if b.epoch != except_epoch] if card else []
-        return ", ".join(words.name_of(self.state.demands[b.demand]) for b in bindings)
+        return ", ".join(say.name_of(self.state.demands[b.demand]) for b in bindings)

@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 
     from rigbook_ledger.state import Finding, State
 
-__all__ = ["AUDIT", "MALFORMED", "UNKNOWN", "Entries", "Gap", "Transition", "card_key", "demand_key", "node_key"]
+__all__ = [
+    "AUDIT",
+    "MALFORMED",
+    "UNKNOWN",
+    "Entries",
+    "Gap",
+    "Transition",
+    "card_key",
+    "demand_key",
+    "node_key",
+]
 
 Row = tuple[Any, ...]
 
@@ -96,7 +106,9 @@ class Entries:
     def empty(self) -> bool:
         return self.base is None and not self.findings
 
-    def take(self, state: State, messages: Sequence[Message], transitions: list[Transition] | None = None) -> State:
+    def take(
+        self, state: State, messages: Sequence[Message], transitions: list[Transition] | None = None
+    ) -> State:
         """Fold `messages` and note what they did. Raises Gap before folding past one.
 
         With `transitions`, every change of a demand's phase is appended to it.
@@ -131,11 +143,20 @@ class Entries:
             demand = state.demands.get(did)
             if demand is not None:
                 spec = demand.spec
-                self.demands[did] = (did, demand.raised_seq, spec.name, spec.project, demand.phase.value, _encode(demand))
+                self.demands[did] = (
+                    did,
+                    demand.raised_seq,
+                    spec.name,
+                    spec.project,
+                    demand.phase.value,
+                    _encode(demand),
+                )
         return state
 
     def note_finding(self, stream: str, finding: Finding, at_ns: int) -> None:
-        self.findings.append((stream, finding.seq, finding.code, finding.text, finding.subject, finding.event_id, at_ns))
+        self.findings.append(
+            (stream, finding.seq, finding.code, finding.text, finding.subject, finding.event_id, at_ns)
+        )
 
     def _note_event(self, m: Message, record: Record) -> None:
         self.count += 1
@@ -169,7 +190,9 @@ class Entries:
                 mention(("c:" + card, seq))
 
 
-def _transition(transitions: list[Transition], record: Record, before: Demand | None, after: Demand | None) -> None:
+def _transition(
+    transitions: list[Transition], record: Record, before: Demand | None, after: Demand | None
+) -> None:
     if after is None or after is before or (before is not None and before.phase is after.phase):
         return
     data = record.data
@@ -224,14 +247,20 @@ def _bound(entries: Entries, state: State, record: Record, data: e.Bound, _: Non
             ))  # fmt: skip
 
 
-def _withdrawn(entries: Entries, state: State, record: Record, data: e.DemandWithdrawn, was_wanted: bool) -> None:  # noqa: FBT001
+def _withdrawn(
+    entries: Entries, state: State, record: Record, data: e.DemandWithdrawn, was_wanted: bool
+) -> None:  # noqa: FBT001
     demand = state.demands.get(data.demand)
     if was_wanted and demand is not None and not demand.wanted and demand.epoch:
         entries.stops.append((record.received_ns, demand.epoch))
 
 
 def _released(
-    entries: Entries, state: State, record: Record, data: e.Released, seen: tuple[Binding | None, Demand | None]
+    entries: Entries,
+    state: State,
+    record: Record,
+    data: e.Released,
+    seen: tuple[Binding | None, Demand | None],
 ) -> None:
     binding, demand = seen
     if binding is None or demand is None or state.bindings.get(binding.epoch) is binding:
@@ -246,7 +275,9 @@ def _released(
 def _end_words(state: State, binding: Binding, demand: Demand, data: e.Released) -> str:
     said: list[str] = []
     if data.forced:
-        said.append(f"released by force{f' by {data.by}' if data.by else ''}{f': {data.text}' if data.text else ''}")
+        said.append(
+            f"released by force{f' by {data.by}' if data.by else ''}{f': {data.text}' if data.text else ''}"
+        )
     eviction = binding.eviction
     if not demand.wanted:
         said.append(f"withdrawn{f' by {demand.withdrawn_by}' if demand.withdrawn_by else ''}")
@@ -267,7 +298,9 @@ def _detected(entries: Entries, state: State, record: Record, data: e.DriftDetec
     if was_open:  # told again, with more evidence
         entries.drift_updates.append((body, data.drift, record.seq, record.seq))
         return
-    entries.drifts.append((record.seq, data.drift, data.node, data.card, data.demand, record.received_ns, body))
+    entries.drifts.append(
+        (record.seq, data.drift, data.node, data.card, data.demand, record.received_ns, body)
+    )
 
 
 def _cleared(entries: Entries, state: State, record: Record, data: e.DriftCleared, was_open: bool) -> None:  # noqa: FBT001

@@ -126,13 +126,13 @@ def joined(state: State, record: Record, data: e.NodeJoined) -> None:
 
 
 def unreachable(state: State, record: Record, data: e.NodeUnreachable) -> None:
-    node = known_node(state, record, data.node)
+    node = _known_node(state, record, data.node)
     if node is not None and not node.unreachable_ns:
         put_node(state, replace(node, unreachable_ns=record.received_ns))
 
 
 def recovered(state: State, record: Record, data: e.NodeRecovered) -> None:
-    node = known_node(state, record, data.node)
+    node = _known_node(state, record, data.node)
     if node is not None and node.unreachable_ns:
         put_node(state, replace(node, unreachable_ns=0))
 
@@ -150,14 +150,14 @@ def drift_cleared(state: State, record: Record, data: e.DriftCleared) -> None:
 # -- operator -----------------------------------------------------------------------------------
 
 
-def known_node(state: State, record: Record, name: str) -> Node | None:
+def _known_node(state: State, record: Record, name: str) -> Node | None:
     node = state.nodes.get(name)
     if node is None:
         find(state, record, "unknown_node", f"{record.kind}: node {name} has never joined")
     return node
 
 
-def known_card(state: State, record: Record, uuid: str) -> Card | None:
+def _known_card(state: State, record: Record, uuid: str) -> Card | None:
     card = state.cards.get(uuid)
     if card is None:
         find(
@@ -173,7 +173,7 @@ def quota_set(state: State, record: Record, data: e.QuotaSet) -> None:
 
 
 def mode_set(state: State, record: Record, data: e.ModeSet) -> None:
-    card = known_card(state, record, data.card)
+    card = _known_card(state, record, data.card)
     if card is None:
         return
     other = [b for b in state.holders_of(card) if data.mode is not None and b.mode is not data.mode]
@@ -191,25 +191,25 @@ def mode_set(state: State, record: Record, data: e.ModeSet) -> None:
 
 
 def cordoned(state: State, record: Record, data: e.NodeCordoned) -> None:
-    node = known_node(state, record, data.node)
+    node = _known_node(state, record, data.node)
     if node is not None:
         put_node(state, replace(node, cordoned=data.reason or "no reason given"))
 
 
 def uncordoned(state: State, record: Record, data: e.NodeUncordoned) -> None:
-    node = known_node(state, record, data.node)
+    node = _known_node(state, record, data.node)
     if node is not None:
         put_node(state, replace(node, cordoned=None))
 
 
 def quarantined(state: State, record: Record, data: e.GpuQuarantined) -> None:
-    card = known_card(state, record, data.card)
+    card = _known_card(state, record, data.card)
     if card is not None:
         put_card(state, replace(card, quarantined=data.reason or "no reason given"))
 
 
 def restored(state: State, record: Record, data: e.GpuRestored) -> None:
-    card = known_card(state, record, data.card)
+    card = _known_card(state, record, data.card)
     if card is not None:
         put_card(state, replace(card, quarantined=None))
         forget_absent(state, data.card)

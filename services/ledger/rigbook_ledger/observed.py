@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from rigbook_schemas.events import Heartbeat
+from rigbook_schemas.values import ComponentObservation
 from rigbook_schemas.wire import instant
 
 if TYPE_CHECKING:
-    from rigbook_schemas.values import CardObservation, ComponentObservation, ProcessObservation
+    from rigbook_schemas.values import CardObservation, ProcessObservation
 
 __all__ = ["Beat", "Hold", "Observed", "observe"]
 
@@ -51,7 +52,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     cards_known: frozenset[str]  # cards whose processes are known
     observed_ns: int  # the server's clock: nothing in here was seen before this
     running: dict[tuple[int, str], list[ComponentObservation]]
-    ended: dict[tuple[int, str], list[ComponentObservation]]  # shown by the engine, no longer running
+    ended: dict[tuple[int, str], list[ComponentObservation]]  # shown by the engine, nothing of it lives
     holds: dict[tuple[int, str], list[Hold]]
     foreign: dict[str, list[Hold]]  # by card: processes without our labels
     unexplained_bytes: dict[str, int | None]  # by card: used memory that no listed process accounts for
@@ -64,10 +65,10 @@ def observe(beat: Beat, *, stale_seconds: float) -> Observed:
     ended: dict[tuple[int, str], list[ComponentObservation]] = defaultdict(list)
     by_pid: dict[int, ComponentObservation] = {}
     for component in heartbeat.components or ():
-        label = (component.epoch, component.demand)
-        (running if component.running else ended)[label].append(component)
-        if component.running:
-            by_pid.update(dict.fromkeys(component.pids, component))
+        # Its first process may have ended while others of it live on, as a daemon does: it runs.
+        alive = component.running or bool(component.pids)
+        (running if alive else ended)[component.epoch, component.demand].append(component)
+        by_pid.update(dict.fromkeys(component.pids, component))
     holds: dict[tuple[int, str], list[Hold]] = defaultdict(list)
     foreign: dict[str, list[Hold]] = defaultdict(list)
     unexplained: dict[str, int | None] = {}

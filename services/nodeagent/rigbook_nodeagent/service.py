@@ -144,12 +144,12 @@ class Agent:
             await self._join()
             self.may_start.set()  # never before the first full inventory of this run
             reader = await self._reader()
-            await self._recover()
             stop_serving = await self._bus.serve(subjects.agent_query(self.node, "*"), self._answer)
             for epoch in list(self.book.open_orders):
                 self._launch(epoch)
             for body in (
                 self._obey(reader),
+                self._recover(),
                 self._beat(),
                 self._watch_inventory(),
                 *map(self._hear, self.engines.values()),

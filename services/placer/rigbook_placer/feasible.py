@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rigbook_ledger.state import Card, Node
-from rigbook_schemas.values import MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, Horizon, Mode, Reason, ReasonCode
+from rigbook_schemas.values import MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, Engine, Horizon, Mode, Reason, ReasonCode, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rigbook_ledger.state import State
     from rigbook_schemas.events import DemandRaised
-    from rigbook_schemas.values import Request
 
-__all__ = ["Option", "Seen", "feasible", "free_bytes", "invalid", "why_not"]
+__all__ = ["Ask", "Option", "Seen", "ask_of", "feasible", "free_bytes", "invalid", "why_not"]
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -33,6 +32,19 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 NOTHING_SEEN: Final = Seen()
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What a demand needs of a node: demands with equal asks fit, or do not, together."""
+
+    request: Request
+    engines: tuple[str, ...]  # that its components need
+
+
+def ask_of(spec: DemandRaised) -> Ask:
+    """The ask of a demand."""
+    engines = {Engine.DOCKER if c.image else Engine.PROCESS for c in spec.components}
+    return Ask(spec.resources, tuple(sorted(engines)))
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -65,8 +77,9 @@ def _invalid(field: str, what: str) -> Reason:
     return Reason(code=ReasonCode.INVALID_REQUEST, horizon=Horizon.NEVER_HERE, asked=field, found=what)
 
 
-def feasible(state: State, request: Request, seen: Mapping[str, Seen]) -> Iterator[Option]:
+def feasible(state: State, ask: Ask, seen: Mapping[str, Seen]) -> Iterator[Option]:
     """Nodes with at least `request.count` fitting cards, in the order they joined."""
+    request = ask.request
     nodes = (
         [state.nodes[request.node]]
         if request.node in state.nodes
@@ -75,7 +88,7 @@ def feasible(state: State, request: Request, seen: Mapping[str, Seen]) -> Iterat
         else state.nodes.values()
     )
     for node in nodes:
-        if _node_says_no(node, request) is not None:
+        if _node_says_no(node, ask) is not None:
             continue
         cards = [state.cards[u] for u in node.cards if u in state.cards]
         fitting = tuple(c for c in cards if _fits(state, c, request, seen.get(c.uuid, NOTHING_SEEN)))
@@ -103,11 +116,12 @@ def _fits(state: State, card: Card, request: Request, seen: Seen) -> bool:
     return request.mode is not Mode.EXCLUSIVE and state.bindings[card.holders[0]].mode is request.mode
 
 
-def why_not(state: State, request: Request, seen: Mapping[str, Seen]) -> list[Reason]:
+def why_not(state: State, ask: Ask, seen: Mapping[str, Seen]) -> list[Reason]:
     """Why the demand cannot be placed now: one reason per node and code, the nearest miss of each.
 
     Empty when `feasible` has an answer (for a gang: when enough nodes have one).
     """
+    request = ask.request
     if not state.nodes:
         return [Reason(code=ReasonCode.NO_NODES)]
     if request.node and request.node not in state.nodes:
@@ -118,7 +132,7 @@ def why_not(state: State, request: Request, seen: Mapping[str, Seen]) -> list[Re
     reasons: list[Reason] = []
     options = 0
     for node in state.nodes.values():
-        said = _node_says_no(node, request)
+        said = _node_says_no(node, ask)
         if said is not None:
             reasons.append(said)
             continue
@@ -182,18 +196,22 @@ def _nearest(refusals: Sequence[Reason]) -> Iterator[Reason]:
         )
 
 
-def _node_says_no(node: Node, request: Request) -> Reason | None:
+def _node_says_no(node: Node, ask: Ask) -> Reason | None:
     def no(code: ReasonCode, horizon: Horizon, asked: str = "", found: str = "") -> Reason:
         return Reason(
             code=code, horizon=horizon, node=node.name, asked=asked, found=found, cards=len(node.cards) or 1
         )
 
+    request = ask.request
     if request.node and request.node != node.name:
         return no(ReasonCode.NODE_MISMATCH, Horizon.NEVER_HERE, request.node, node.name)
     for key, value in request.require.items():
         if node.labels.get(key) != value:
             found = f"{key}={node.labels[key]}" if key in node.labels else f"no label {key}"
             return no(ReasonCode.LABEL_MISMATCH, Horizon.NEVER_HERE, f"{key}={value}", found)
+    missing = [e for e in ask.engines if e not in node.engines]
+    if missing:
+        return no(ReasonCode.ENGINE_MISSING, Horizon.NEVER_HERE, ", ".join(missing), ", ".join(node.engines))
     if not node.driver_ok:
         return no(ReasonCode.DRIVER_MISMATCH, Horizon.LATER, found=node.driver_text)
     if node.unreachable_ns:

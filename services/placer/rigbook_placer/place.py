@@ -8,7 +8,7 @@ import msgspec
 from rigbook_schemas.events import Bound, Deferred, EvictionOrdered, Refused
 from rigbook_schemas.values import Allotment, EvictionReason, Horizon, Mode, NodeShare, Reason, ReasonCode
 
-from rigbook_placer.feasible import Seen, feasible, invalid, why_not
+from rigbook_placer.feasible import Seen, ask_of, feasible, invalid, why_not
 from rigbook_placer.rank import POLICIES, Ranked, rank
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from rigbook_ledger.state import Demand, State
     from rigbook_schemas.events import DemandRaised
-    from rigbook_schemas.values import Request
 
 __all__ = ["POLICY_VERSION", "Plan", "explain", "place", "plan", "signature", "stops_due"]
 
@@ -38,7 +37,7 @@ def place(state: State, spec: DemandRaised, seen: Mapping[str, Seen], policy: st
     request = spec.resources
     if invalid(spec) is not None or over_quota(state, spec) is not None:
         return None
-    options = list(feasible(state, request, seen))
+    options = list(feasible(state, ask_of(spec), seen))
     if len(options) < request.nodes:
         return None
     chosen = rank(state, request, options, seen, POLICIES[policy])[: request.nodes]
@@ -107,10 +106,10 @@ def explain(
     quota = over_quota(state, spec)
     if quota is not None:
         return (quota,)
-    reasons = why_not(state, spec.resources, seen)
+    reasons = why_not(state, ask_of(spec), seen)
     if reasons:
         return tuple(reasons)
-    chosen = rank(state, spec.resources, list(feasible(state, spec.resources, seen)), seen, POLICIES[policy])
+    chosen = rank(state, spec.resources, list(feasible(state, ask_of(spec), seen)), seen, POLICIES[policy])
     quota = over_quota(state, spec, chosen[: spec.resources.nodes])
     return (quota,) if quota is not None else ()
 
@@ -184,8 +183,3 @@ def stops_due(
                 ),
                 text=text,
             )
-
-
-def shape(request: Request) -> bytes:
-    """Demands of one shape fit, or do not, together."""
-    return msgspec.msgpack.encode(request)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+import msgspec
 from rigbook_ledger.state import Phase
 
-from rigbook_placer.place import shape
+from rigbook_placer.feasible import ask_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,7 +41,7 @@ class Waiting:
             if waits and did not in self._group_of:
                 assert demand is not None
                 # Quota is the project's: two projects with the same request do not share an answer.
-                group = (demand.spec.project, shape(demand.spec.resources))
+                group = (demand.spec.project, msgspec.msgpack.encode(ask_of(demand.spec)))
                 self._group_of[did] = group
                 heapq.heappush(self._groups.setdefault(group, []), _key(demand))
             elif not waits:

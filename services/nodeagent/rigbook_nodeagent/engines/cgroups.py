@@ -23,7 +23,7 @@ from rigbook_nodeagent.engines.procfs import send_signal, stat_of
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-__all__ = ["Cgroups"]
+__all__ = ["Cgroups", "hierarchies", "own_paths"]
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 OWN: Final = Path("/proc/self/cgroup")
@@ -44,7 +44,7 @@ class Cgroups:
         self._memory_root: Path | None = None
         self._homes: dict[str, Path] = {}  # v1: where our own threads belong, by hierarchy
         try:
-            found, ours = _hierarchies(mounts), _own_paths(own)
+            found, ours = hierarchies(mounts), own_paths(own)
         except OSError as error:
             self.fact = f"no cgroup: {error}"
             return
@@ -214,7 +214,7 @@ class Cgroups:
                 root.rmdir()
 
 
-def _hierarchies(mounts: Path) -> dict[str, Path]:
+def hierarchies(mounts: Path) -> dict[str, Path]:
     """Controller (or "" for v2) to mount point."""
     found: dict[str, Path] = {}
     for line in mounts.read_text(encoding="utf-8").splitlines():
@@ -232,7 +232,7 @@ def _hierarchies(mounts: Path) -> dict[str, Path]:
     return found
 
 
-def _own_paths(own: Path) -> dict[str, str]:
+def own_paths(own: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in own.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from rigbook_schemas.values import Component, Engine
+from rigbook_schemas.values import Component, Engine, Port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -73,6 +73,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     pids: tuple[int, ...] = ()  # every process of it that can be found: group, cgroup, environment
     since: str = ""
     cards: tuple[str, ...] = ()
+    ports: tuple[Port, ...] = ()  # where the engine published them; the process engine publishes none
     exit_code: int | None = None
     signal: int | None = None
     ended: str = ""
@@ -134,7 +135,8 @@ class Engines(Protocol):
     async def remove(self, running: Running) -> None:
         """Forget an ended component (after its end was published). Idempotent.
 
-        Raises EngineError while a process of it lives. Its output stays readable for a while.
+        Raises EngineError while a process of it lives. A container's output goes with it; a process's
+        stays readable for a while.
         """
         ...
 

@@ -1,0 +1,265 @@
+"""The policy `rigbook`: what a node will waste in the end, plus prices for what the whole fleet runs short of.
+
+Two parts, both from the typical mix that FGD itself uses and nothing else about the future:
+
+1. Future waste. A node with so much CPU, so many free cards and so much room on broken cards is imagined to
+   take typical pods at random, whatever fits, until nothing comes any more (each step ends with a small chance
+   `end_chance`); what is idle then is its expected waste, computed exactly for all states by dynamic
+   programming. The same in one dimension gives the waste of a single card's remainder. A placement costs the
+   waste it adds. FGD looks one pod ahead; this looks at the whole filling, so CPU that the remaining cards will
+   need, and remainders that nobody asks for, are priced by themselves.
+2. Scarcity. For every class of typical demand (a set of card models it may use; how many whole cards at once)
+   the fleet has `room` for it and the mix a `part` of it. The potential sum(part x log(room)) is the
+   proportionally fair one: taking room away from a class costs part / room, times the idle milli of the fleet.
+   So pods that may run anywhere leave rare models alone, and nodes with eight free cards are opened last, only
+   as far as the state of the fleet makes that worth it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from .fleet import CARD_MILLI, BoolArray, Fleet, FloatArray, IntArray, Shape, fits
+from .policies import FIRST_FREE, RowScores
+from .typical import TypicalMix
+
+CPU_STEP_MILLI = 1_000  # grid of the waste table; pods are rounded up, nodes down, so it never promises too much
+ROOM_STEP_MILLI = 50  # grid of room on broken cards
+ROOM_STEPS = 81  # up to 4 cards' worth of such room is told apart
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Chosen on the default list, seeds 42-46; see README for the search and for what each is worth."""
+
+    end_chance: float = 0.002  # of a node's filling, per typical pod that arrives anywhere
+    card_end_chance: float = 0.005  # the same for a single card's remainder
+    card_weight: float = 1.0  # of the remainders' waste against the node's
+    model_price: float = 0.3  # of scarcity by card model
+    count_price: float = 0.03  # of scarcity by cards wanted at once
+    count_floor: float = 0.03  # a part of the demand assumed for every power of two of cards, if the mix has less
+    price_max: float = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class WasteTables:
+    """Expected waste in milli of a node's state and of a card's remainder, per card model."""
+
+    node: FloatArray  # (models, cpu steps, cards_max + 1, ROOM_STEPS)
+    card: FloatArray  # (models, 1001)
+
+
+@dataclass(frozen=True, slots=True)
+class DemandClasses:
+    """Classes of typical demand: which models take it, how many whole cards at once, what part of all milli."""
+
+    models: BoolArray  # (classes, models)
+    cards: IntArray  # (classes,) index into `counts`; counts[0] == 0 stands for shares and single cards
+    part: FloatArray
+    counts: tuple[int, ...]
+
+
+def waste_tables(mix: TypicalMix, models: tuple[str, ...], cards_max: int, cpu_max: int, tuning: Tuning) -> WasteTables:
+    """Solve the filling for each card model; models that accept the same shapes share one solution."""
+    steps = cpu_max // CPU_STEP_MILLI + 1
+    node = np.zeros((len(models), steps, cards_max + 1, ROOM_STEPS))
+    card = np.zeros((len(models), CARD_MILLI + 1))
+    solved: dict[tuple[bool, ...], int] = {}
+    asked = mix.gpu_shapes()
+    for m, model in enumerate(models):
+        accepted = tuple(shape.accepts(model) for shape, _ in asked)
+        if accepted in solved:
+            node[m] = node[solved[accepted]]
+            card[m] = card[solved[accepted]]
+            continue
+        solved[accepted] = m
+        offered = [pair for pair, yes in zip(asked, accepted, strict=True) if yes]
+        _fill_nodes(offered, node[m], tuning.end_chance)
+        _fill_cards(offered, card[m], tuning.card_end_chance)
+    return WasteTables(node, card)
+
+
+def _fill_nodes(offered: list[tuple[Shape, float]], waste: FloatArray, end_chance: float) -> None:
+    """waste[cpu, free, room] = (sum of p waste[after] + end idle) / (sum of p + end), over shapes that fit."""
+    steps, width, rooms = waste.shape
+    unit = CARD_MILLI // ROOM_STEP_MILLI
+    offers: Counter[tuple[int, int, int]] = Counter()
+    for shape, weight in offered:
+        cpu = -(-shape.cpu_milli // CPU_STEP_MILLI)
+        if cpu >= steps:
+            continue
+        if shape.shares:
+            offers[cpu, 0, max(1, round(shape.card_milli / ROOM_STEP_MILLI))] += weight
+        else:
+            offers[cpu, shape.cards, 0] += weight
+    for free in range(width):
+        for room in range(rooms):
+            total = np.full(steps, end_chance * (free * CARD_MILLI + room * ROOM_STEP_MILLI))
+            chance = np.full(steps, end_chance)
+            for (cpu, cards, part), weight in offers.items():
+                if cards:
+                    if free < cards:
+                        continue
+                    after = waste[: steps - cpu, free - cards, room]
+                elif part <= room:
+                    after = waste[: steps - cpu, free, room - part]
+                elif free:
+                    after = waste[: steps - cpu, free - 1, min(rooms - 1, room + unit - part)]
+                else:
+                    continue
+                total[cpu:] += weight * after
+                chance[cpu:] += weight
+            waste[:, free, room] = total / chance
+
+
+def _fill_cards(offered: list[tuple[Shape, float]], waste: FloatArray, end_chance: float) -> None:
+    """waste[left] likewise; a whole-card pod ends a wholly free card's filling without waste."""
+    shares: Counter[int] = Counter()
+    whole = 0.0
+    for shape, weight in offered:
+        if shape.shares:
+            shares[shape.card_milli] += weight
+        else:
+            whole += weight * shape.cards
+    sizes = np.array(sorted(shares), dtype=np.int64)
+    weights = np.array([shares[int(size)] for size in sizes])
+    for left in range(1, CARD_MILLI + 1):
+        some = sizes <= left
+        total = end_chance * left + float((weights[some] * waste[left - sizes[some]]).sum())
+        chance = end_chance + float(weights[some].sum()) + (whole if left == CARD_MILLI else 0.0)
+        waste[left] = total / chance
+
+
+def demand_classes(mix: TypicalMix, models: tuple[str, ...], cards_max: int, floor: float) -> DemandClasses:
+    """The mix by (models accepted, cards at once), each as its part of the GPU milli asked for.
+
+    A fleet is never taken to be free of big pods just because the mix has none: every power of two of cards
+    that a node can hold counts as at least `floor` of the demand.
+    """
+    parts: Counter[tuple[tuple[bool, ...], int]] = Counter()
+    for shape, weight in mix.gpu_shapes():
+        accepted = tuple(shape.accepts(model) for model in models)
+        if any(accepted):
+            parts[accepted, shape.cards if shape.cards > 1 else 0] += weight * shape.gpu_milli
+    total = sum(parts.values()) or 1.0
+    shares = {key: part / total for key, part in parts.items()}
+    anywhere = (True,) * len(models)
+    count = 2
+    while count <= cards_max:
+        have = sum(part for (_, cards), part in shares.items() if cards == count)
+        if have < floor:
+            shares[anywhere, count] = shares.get((anywhere, count), 0.0) + floor - have
+        count *= 2
+    counts = (0, *sorted({cards for _, cards in shares if cards}))
+    keys = list(shares)
+    return DemandClasses(
+        models=np.array([key[0] for key in keys], dtype=np.bool_).reshape(len(keys), len(models)),
+        cards=np.array([counts.index(key[1]) for key in keys], dtype=np.int64),
+        part=np.array([shares[key] for key in keys]),
+        counts=counts,
+    )
+
+
+def scarcity_prices(fleet: Fleet, classes: DemandClasses, price_max: float) -> FloatArray:
+    """Price of a milli per (model, count): idle milli of the fleet x sum of part / room over the classes there."""
+    free = np.arange(fleet.cards_max + 1)
+    room = np.empty((len(fleet.models), len(classes.counts)))
+    room[:, 0] = fleet.idle_by_model
+    for k, count in enumerate(classes.counts[1:], start=1):
+        room[:, k] = fleet.free_histogram @ (free // count * count * CARD_MILLI)
+    of_class = (classes.models * room.T[classes.cards]).sum(axis=1)
+    idle = float(fleet.idle_by_model.sum())
+    price = np.minimum(price_max, idle * classes.part / np.maximum(of_class, CARD_MILLI))
+    prices = np.zeros((len(classes.counts), len(fleet.models)))
+    np.add.at(prices, classes.cards, classes.models * price[:, None])
+    return prices.T
+
+
+@dataclass(frozen=True, slots=True)
+class Rigbook:
+    """Least added waste plus scarcity charge."""
+
+    waste: WasteTables
+    classes: DemandClasses
+    tuning: Tuning
+    name: str = "rigbook"
+    local: bool = True
+
+    def score(self, fleet: Fleet, shape: Shape, rows: IntArray) -> RowScores:
+        """Minus the waste added. A share has two options: the best broken card, and the first free one."""
+        options = 2 if shape.shares else 1
+        score = np.full((options, len(rows)), -np.inf)
+        card = np.full((options, len(rows)), FIRST_FREE, dtype=np.int64)
+        ok = fits(fleet, shape, rows)
+        fit = rows[ok]
+        if not len(fit):
+            return RowScores(score, card)
+        model = fleet.model[fit]
+        left = fleet.card_left[fit]
+        free = fleet.free_cards[fit]
+        cpu = fleet.cpu_left[fit]
+        after = cpu - shape.cpu_milli
+        room = fleet.idle_milli[fit] - free * CARD_MILLI
+        now = self._node(model, cpu, free, room)
+        weight = self.tuning.card_weight
+        if not shape.cards:
+            score[0, ok] = now - self._node(model, after, free, room)
+            return RowScores(score, card)
+        of_free = self.waste.card[model, CARD_MILLI]
+        if not shape.shares:
+            score[0, ok] = now - self._node(model, after, free - shape.cards, room) + weight * shape.cards * of_free
+            return RowScores(score, card)
+        by_card = self.waste.card[model[:, None], left]
+        rest = self.waste.card[model[:, None], np.maximum(left - shape.card_milli, 0)]
+        broken = (left >= shape.card_milli) & (left < CARD_MILLI)
+        gain = np.where(broken, by_card - rest, -np.inf)
+        best = gain.argmax(axis=1)
+        score[0, ok] = now - self._node(model, after, free, room - shape.card_milli) + weight * gain.max(axis=1)
+        card[0, ok] = best
+        opened = self._node(model, after, np.maximum(free - 1, 0), room + CARD_MILLI - shape.card_milli)
+        open_gain = of_free - self.waste.card[model, CARD_MILLI - shape.card_milli]
+        score[1, ok] = np.where(free > 0, now - opened + weight * open_gain, -np.inf)
+        return RowScores(score, card)
+
+    def _node(self, model: IntArray, cpu: IntArray, free: IntArray, room: IntArray) -> FloatArray:
+        """Table lookup, linear between the steps of room."""
+        table = self.waste.node
+        step = np.minimum(cpu // CPU_STEP_MILLI, table.shape[1] - 1)
+        at = np.clip(room / ROOM_STEP_MILLI, 0, ROOM_STEPS - 1)
+        low = np.minimum(at.astype(np.int64), ROOM_STEPS - 2)
+        part = at - low
+        result: FloatArray = table[model, step, free, low] * (1 - part) + table[model, step, free, low + 1] * part
+        return result
+
+    def charge(self, fleet: Fleet, shape: Shape) -> FloatArray | None:
+        """Per option and node class (model, free cards): the scarcity cost of the room that goes."""
+        if not shape.cards:
+            return None
+        prices = scarcity_prices(fleet, self.classes, self.tuning.price_max)
+        width = fleet.cards_max + 1
+        taken = self.tuning.model_price * shape.gpu_milli * prices[:, 0]
+        free = np.arange(width)
+        fewer = np.maximum(free - shape.cards, 0)
+        opening = np.zeros((len(fleet.models), width))
+        for k, count in enumerate(self.classes.counts[1:], start=1):
+            lost = (free // count - fewer // count) * (count * CARD_MILLI)
+            opening += prices[:, k, None] * lost
+        whole = taken[:, None] + self.tuning.count_price * opening
+        if not shape.shares:
+            return whole.reshape(1, -1)
+        kept = np.repeat(taken, width)
+        return np.stack([kept, whole.ravel()])
+
+
+def rigbook_policy(mix: TypicalMix, fleet: Fleet, tuning: Tuning | None = None) -> Rigbook:
+    """The policy for a fleet and a typical mix; takes a second or so, then decisions are lookups."""
+    tuning = tuning or Tuning()
+    cpu_max = int(fleet.cpu_left.max())
+    return Rigbook(
+        waste=waste_tables(mix, fleet.models, fleet.cards_max, cpu_max, tuning),
+        classes=demand_classes(mix, fleet.models, fleet.cards_max, tuning.count_floor),
+        tuning=tuning,
+    )

@@ -1,0 +1,204 @@
+"""`apply`, `submit`, `deploy`, `plan`: asking for GPUs."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rigbook_schemas.sentences import gib, sentence
+from rigbook_schemas.values import Workload
+
+from rigbook import tables
+from rigbook.applying import Outcome, apply_all, identified
+from rigbook.commands.invoke import connected, me, run
+from rigbook.commands.options import AsJson, By, Data, Nats, Project
+from rigbook.demandfile import read_files
+from rigbook.exitcodes import Exit
+from rigbook.failures import Unusable
+from rigbook.flags import Flags, demand_of
+from rigbook.narrative import asked, short_card
+from rigbook.output import json_line, say, show
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rigbook_schemas.events import DemandRaised
+
+    from rigbook.applying import Applied
+    from rigbook.client import Plan
+
+__all__ = ["register"]
+
+Files = Annotated[list[str], typer.Option("--file", "-f", metavar="FILE", help="A demand file; may be given again.")]
+Gpu = Annotated[
+    str, typer.Option("--gpu", metavar="ASK", help="24GB, 24GB:2 (two cards), A100:80GB:2. G, GB and GiB are GiB.")
+]
+Mode = Annotated[str, typer.Option("--mode", help="exclusive, memory-slice or time-slice.")]
+Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="Variable; may be repeated.")]
+Require = Annotated[list[str] | None, typer.Option("--require", metavar="NAME=VALUE", help="Label a node must have.")]
+Prefer = Annotated[list[str] | None, typer.Option("--prefer", metavar="NAME=VALUE", help="Label a node should have.")]
+Node = Annotated[str, typer.Option("--node", metavar="NAME", help="This node and no other.")]
+Image = Annotated[str, typer.Option("--image", metavar="IMAGE", help="Container image; without one it is a plain process.")]
+Priority = Annotated[str, typer.Option("--priority", help="0 to 100, or low, normal, high.")]
+MaxRun = Annotated[str, typer.Option("--max-run", metavar="TIME", help="Stopped after this time, such as 2h.")]
+Purpose = Annotated[str, typer.Option("--purpose", metavar="TEXT", help="What it is for; others will read it.")]
+Contact = Annotated[
+    str, typer.Option("--contact", metavar="TEXT", envvar="RIGBOOK_CONTACT", help="How to reach the owner.")
+]
+Words = Annotated[list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="What runs.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    own_words = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+    app.command("apply")(apply)
+    app.command("submit", context_settings=own_words)(submit)
+    app.command("deploy")(deploy)
+    app.command("plan")(plan)
+
+
+def apply(
+    file: Files,
+    replace: Annotated[bool, typer.Option("--replace", help="Stop the live one under this name, raise this one.")] = False,
+    by: By = "",
+    as_json: AsJson = False,
+    nats: Nats = None,
+    data: Data = None,
+) -> None:
+    """Raise the demands of files. The same spec again changes nothing."""
+    specs = [filed.spec for filed in read_files(file)]
+    _apply(specs, replace=replace, by=by or me(), as_json=as_json, nats=nats, data=data)
+
+
+def submit(
+    gpu: Gpu,
+    project: Project = "",
+    command: Words = None,
+    name: Annotated[str, typer.Option("--name", "-n", metavar="NAME", help="Default: from the command.")] = "",
+    image: Image = "",
+    mode: Mode = "exclusive",
+    node: Node = "",
+    require: Require = None,
+    prefer: Prefer = None,
+    env: Env = None,
+    priority: Priority = "normal",
+    max_run: MaxRun = "",
+    restart: Annotated[str, typer.Option("--restart", help="never or on-failure.")] = "never",
+    purpose: Purpose = "",
+    contact: Contact = "",
+    by: By = "",
+    as_json: AsJson = False,
+    nats: Nats = None,
+    data: Data = None,
+) -> None:
+    """Run a command once, on GPUs of its own: rigbook submit --gpu 24GB --project nlp -- python train.py"""
+    flags = Flags(
+        workload=Workload.BATCH, gpu=gpu, project=project, owner=by or me(), contact=contact, name=name,
+        command=tuple(command or ()), image=image, mode=mode, node=node, require=tuple(require or ()),
+        prefer=tuple(prefer or ()), env=tuple(env or ()), priority=priority, max_run=max_run, restart=restart,
+        purpose=purpose,
+    )  # fmt: skip
+    spec = identified(demand_of(flags), secrets.token_hex(8))
+
+    async def go() -> int:
+        async with connected(nats, data) as client:
+            return await client.raise_demand(spec)
+
+    seq = run(go())
+    if as_json:
+        json_line({"demand": spec.demand, "seq": seq})
+        return
+    say(f"{spec.demand} raised: {asked(spec.resources.memory_bytes, spec.resources.count, spec.resources.mode)}")
+    say(f"  rigbook show {spec.demand}     rigbook logs -f {spec.demand}     rigbook stop {spec.demand}", "dim")
+
+
+def deploy(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.")],
+    gpu: Gpu,
+    project: Project = "",
+    image: Image = "",
+    command: Annotated[str, typer.Option("--command", metavar="LINE", help="Command line; no shell reads it.")] = "",
+    port: Annotated[list[str] | None, typer.Option("--port", metavar="PORT[:PORT_ON_NODE]", help="Published port.")] = None,
+    mode: Mode = "exclusive",
+    node: Node = "",
+    require: Require = None,
+    prefer: Prefer = None,
+    env: Env = None,
+    priority: Priority = "normal",
+    restart: Annotated[str, typer.Option("--restart", help="never, on-failure or always.")] = "on-failure",
+    purpose: Purpose = "",
+    contact: Contact = "",
+    by: By = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Stop the live one under this name, raise this one.")] = False,
+    as_json: AsJson = False,
+    nats: Nats = None,
+    data: Data = None,
+) -> None:
+    """Run a service until somebody stops it. The same again changes nothing."""
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise Unusable(f"--command: {error}".lower(), remedy="balance the quotes") from None
+    flags = Flags(
+        workload=Workload.SERVICE, gpu=gpu, project=project, owner=by or me(), contact=contact, name=name,
+        command=words, image=image, ports=tuple(port or ()), mode=mode, node=node, require=tuple(require or ()),
+        prefer=tuple(prefer or ()), env=tuple(env or ()), priority=priority, restart=restart, purpose=purpose,
+    )  # fmt: skip
+    _apply([demand_of(flags)], replace=replace, by=by or me(), as_json=as_json, nats=nats, data=data)
+
+
+def plan(file: Files, as_json: AsJson = False, nats: Nats = None, data: Data = None) -> None:
+    """Where the demands of files would go, each on its own; nothing is recorded.
+
+    Exit code: 0 all fit now, 10 some would wait, 7 some can never be met.
+    """
+    specs = [identified(filed.spec, secrets.token_hex(8)) for filed in read_files(file)]
+
+    async def go() -> list[Plan]:
+        async with connected(nats, data) as client:
+            return [await client.plan(spec) for spec in specs]
+
+    plans = run(go())
+    if as_json:
+        json_line({"items": [{"name": spec.name, "never": p.never, "plan": p} for spec, p in zip(specs, plans, strict=True)]})
+    else:
+        for spec, answer in zip(specs, plans, strict=True):
+            _show_plan(spec, answer)
+    if any(answer.never for answer in plans):
+        raise typer.Exit(Exit.REFUSED)
+    if any(answer.bound is None for answer in plans):
+        raise typer.Exit(Exit.WAITS)
+
+
+def _show_plan(spec: DemandRaised, answer: Plan) -> None:
+    r = spec.resources
+    say(f"{spec.name}: {asked(r.memory_bytes, r.count, r.mode)}, as of position {answer.position}", "bold")
+    if answer.bound is not None:
+        for share in answer.bound.shares:
+            for allotment in share.allotments:
+                say(f"  would go to {short_card(allotment.card)} of node {share.node}, {gib(allotment.memory_bytes)} {allotment.mode}")
+        return
+    say("  can never be met as it is:" if answer.never else "  would wait:")
+    for reason in answer.reasons:
+        say(f"    {sentence(reason)}")
+    if not answer.reasons:
+        say("    the placer gave no reason")
+
+
+def _apply(
+    specs: list[DemandRaised], *, replace: bool, by: str, as_json: bool, nats: str | None, data: Path | None
+) -> None:
+    async def go() -> list[Applied]:
+        async with connected(nats, data) as client:
+            return await apply_all(client, specs, by=by, replace=replace, new_id=lambda: secrets.token_hex(8))
+
+    applied = run(go())
+    if as_json:
+        json_line({"items": applied})
+        return
+    table = tables.plain("NAME", "PROJECT", "DEMAND", "RESULT")
+    for one in applied:
+        after = f" (was {one.replaced}: {'; '.join(one.differences)})" if one.outcome is Outcome.REPLACED else ""
+        table.add_row(one.name, one.project, one.demand, one.outcome + after)
+    show(table)

@@ -1,0 +1,148 @@
+"""`show`: everything about one demand, as three views side by side and its story."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+from rigbook_schemas.queries import CardRow, DemandRow, DriftRow, EventRow, NodeRow, Question
+from rigbook_schemas.sentences import gib, sentence
+
+from rigbook import tables
+from rigbook.commands.invoke import connected, now_ns, run
+from rigbook.commands.options import AsJson, Data, Nats
+from rigbook.lookup import demand_named, events_of
+from rigbook.narrative import asked, short_card
+from rigbook.output import json_line, say, show
+
+if TYPE_CHECKING:
+    from rigbook.client import Client
+
+__all__ = ["observed_of", "register", "story_of"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("show")(show_demand)
+
+
+def show_demand(
+    demand: Annotated[str, typer.Argument(metavar="DEMAND", help="Id or name.")],
+    as_json: AsJson = False,
+    nats: Nats = None,
+    data: Data = None,
+) -> None:
+    """Everything about a demand: desired, bound, observed; drifts; what happened when."""
+
+    async def go() -> dict[str, Any]:
+        async with connected(nats, data) as client:
+            return await story_of(client, await demand_named(client, demand))
+
+    story = run(go())
+    if as_json:
+        json_line(story)
+        return
+    _print(story)
+
+
+async def story_of(client: Client, row: DemandRow) -> dict[str, Any]:
+    """What `show --json` tells: the row, observations, drifts, events."""
+    nodes: list[NodeRow] = [node for node in await client.rows("nodes") if node.name in row.nodes]
+    cards: list[CardRow] = [card for card in await client.rows("cards") if card.uuid in row.cards or _runs_on(card, row.demand)]
+    drifts: list[DriftRow] = [
+        drift for drift in await client.rows("drifts", Question(open_only=False)) if drift.drift.demand == row.demand
+    ]
+    return {
+        "demand": row,
+        "observed": observed_of(row, nodes, cards),
+        "drifts": drifts,
+        "events": await events_of(client, row.demand),
+    }
+
+
+def observed_of(row: DemandRow, nodes: list[NodeRow], cards: list[CardRow]) -> dict[str, Any]:
+    """What engines and cards show of the demand right now; None = unknown, which is not nothing."""
+    components: list[dict[str, Any]] | None = []
+    for node in nodes:
+        if node.components is None:
+            components = None
+            break
+        components += [
+            {"node": node.name, "component": c.component, "ref": c.ref, "running": c.running, "pids": list(c.pids), "epoch": c.epoch}
+            for c in node.components
+            if c.demand == row.demand
+        ]
+    processes: list[dict[str, Any]] = []
+    unknown: list[str] = []
+    for card in cards:
+        if card.observed is None or card.observed.processes is None:
+            unknown.append(card.uuid)
+            continue
+        processes += [
+            {"node": card.node, "card": card.uuid, "pid": p.pid, "memory_bytes": p.memory_bytes, "component": p.component, "command": p.command}
+            for p in card.observed.processes
+            if p.demand == row.demand
+        ]
+    return {"components": components, "processes": processes, "unknown_cards": unknown}
+
+
+def _runs_on(card: CardRow, demand: str) -> bool:
+    processes = card.observed.processes if card.observed is not None else None
+    return any(process.demand == demand for process in processes or ())
+
+
+def _print(story: dict[str, Any]) -> None:
+    row: DemandRow = story["demand"]
+    pairs: list[tuple[str, Any]] = [
+        ("demand", row.demand),
+        ("name", row.name),
+        ("project", row.project),
+        ("owner", f"{row.owner} <{row.contact}>" if row.contact else row.owner),
+        ("purpose", row.purpose),
+        ("workload", f"{row.workload}: {', '.join(row.components)}"),
+        ("asked", f"{asked(row.memory_bytes, row.count, row.mode)}, priority {row.priority}"),
+        ("raised", f"{tables.clock(row.raised)} ({tables.age(row.raised, now_ns())} ago)"),
+        ("status", tables.status(row.phase)),
+    ]
+    show(tables.facts([(name, value) for name, value in pairs if value or isinstance(value, Text)]))
+    say()
+    show(tables.facts([("DESIRED", _desired(row)), ("BOUND", _bound(row)), ("OBSERVED", _observed(story["observed"]))]))
+    for reason in row.reasons:
+        say(f"  {sentence(reason)}")
+    if row.verdict or row.sentence:
+        say(f"verdict: {row.verdict or 'none yet'}{f', {row.sentence}' if row.sentence else ''}")
+    drifts: list[DriftRow] = story["drifts"]
+    if drifts:
+        say("\nDRIFTS", "bold")
+        show(tables.drifts(drifts, now_ns()))
+    events: list[EventRow] = story["events"]
+    say("\nEVENTS", "bold")
+    show(tables.events(events, with_demand=False))
+
+
+def _desired(row: DemandRow) -> str:
+    if row.wanted:
+        return "running" if row.phase not in ("ended", "refused") else "nothing more"
+    when = f" since {tables.clock(row.withdrawn)}" if row.withdrawn else ""
+    return f"stopped{when}{f', by {row.withdrawn_by}' if row.withdrawn_by else ''}"
+
+
+def _bound(row: DemandRow) -> str:
+    if not row.epoch:
+        return f"no card (was epoch {row.epoch_last})" if row.epoch_last else "no card"
+    return f"{', '.join(short_card(card) for card in row.cards)} of {', '.join(row.nodes)}, epoch {row.epoch}"
+
+
+def _observed(observed: dict[str, Any]) -> str:
+    if observed["components"] is None:
+        told = "the engine does not answer: unknown"
+    else:
+        running = [f"{c['component']} (pids {', '.join(map(str, c['pids'])) or 'none'})" for c in observed["components"] if c["running"]]
+        left = [f"{c['component']}: its launcher is gone, pids {', '.join(map(str, c['pids']))} live on" for c in observed["components"] if not c["running"] and c["pids"]]
+        told = ", ".join(running + left) or "no component runs"
+    holding = [f"pid {p['pid']} holds {gib(p['memory_bytes'])} of {short_card(p['card'])}" for p in observed["processes"]]
+    if holding:
+        told += "; " + ", ".join(holding)
+    if observed["unknown_cards"]:
+        told += f"; unknown: {', '.join(short_card(card) for card in observed['unknown_cards'])}"
+    return told

@@ -1,0 +1,51 @@
+"""Finding the one thing that a person named, or saying which things the name could mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rigbook_schemas.queries import CardRow, DemandRow, EventRow, NodeRow, Question
+
+from rigbook.failures import NotFound
+
+if TYPE_CHECKING:
+    from rigbook.client import Client
+
+__all__ = ["card_named", "demand_named", "events_of", "node_named"]
+
+
+async def demand_named(client: Client, name: str) -> DemandRow:
+    """By id, or by name: the live one, else the latest. Raises NotFound."""
+    rows = (await client.ask("demand", Question(id=name))).rows
+    if not rows:
+        raise NotFound(f"no demand {name!r}", remedy="`rigbook ls --all` lists them, ended ones too")
+    row: DemandRow = rows[0]
+    return row
+
+
+async def card_named(client: Client, name: str) -> CardRow:
+    """By UUID, by the beginning of one, by `node/index`. Raises NotFound."""
+    rows: list[CardRow] = (await client.ask("cards", Question(card=name))).rows
+    if len(rows) == 1:
+        return rows[0]
+    if not rows:
+        raise NotFound(f"no card {name!r}", remedy="`rigbook gpu list` lists them")
+    raise NotFound(
+        f"{name!r} means more than one card",
+        why=", ".join(f"{row.node}/{row.index} {row.uuid}" for row in rows[:8]),
+        remedy="write more of the UUID, or node/index",
+        code="ambiguous",
+    )
+
+
+async def node_named(client: Client, name: str) -> NodeRow:
+    """Raises NotFound."""
+    rows: list[NodeRow] = [row for row in await client.rows("nodes") if row.name == name]
+    if not rows:
+        raise NotFound(f"no node {name!r}", remedy="`rigbook node list` lists them")
+    return rows[0]
+
+
+async def events_of(client: Client, demand: str, *, limit: int = 1000) -> list[EventRow]:
+    """The story of a demand, oldest first."""
+    return await client.rows("events", Question(id=demand, limit=min(limit, 1000)))

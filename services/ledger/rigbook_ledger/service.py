@@ -1,0 +1,90 @@
+"""The ledger service: keeps the book of the log, answers questions about it, makes the agents' consumers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+from rigbook_bus.telemetry import Telemetry
+
+from rigbook_ledger.answers import Answers
+from rigbook_ledger.book import open_book
+from rigbook_ledger.bookkeeper import Bookkeeper
+from rigbook_ledger.heartbeat import Heartbeats
+from rigbook_ledger.orders import Orders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rigbook_bus.clock import Clock
+    from rigbook_bus.protocol import Bus
+
+__all__ = ["FILE", "Options", "serve"]
+
+# The book's file in the data folder. Deletable while the ledger is down.
+FILE: Final = "ledger.sqlite3"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a ledger is run. Each instance has its own data folder."""
+
+    data: Path
+    instance: str = "ledger-1"
+    replicas: int = 1  # of the streams, when they are made
+    snapshot_every: int = 20_000  # events between two snapshots; a restart folds at most so many
+
+
+async def serve(
+    bus: Bus,
+    options: Options,
+    *,
+    clock: Clock,
+    new_id: Callable[[], str],
+    telemetry: Telemetry | None = None,
+    ready: asyncio.Event | None = None,
+) -> None:
+    """Run until cancelled; then the last entries and a snapshot are written.
+
+    `ready` is set once questions are answered and the log is caught up with (or safe mode is entered).
+    Raises StoreError (folder in use, file unusable), StreamMisfit, BusError when the bus is not there at
+    the start.
+    """
+    del new_id  # the ledger is nobody's author
+    log = structlog.get_logger().bind(instance=options.instance)
+    telemetry = telemetry or Telemetry("ledger")
+    settled = asyncio.Event()
+    began = clock.monotonic()
+    book = await open_book(bus, options.data / FILE, clock=clock, snapshot_every=options.snapshot_every)
+    try:
+        log.info("the book is open", position=book.state.position, file=str(book.store.path),
+                 seconds=round(clock.monotonic() - began, 3))  # fmt: skip
+        orders = Orders(bus, book, clock=clock)
+        keeper = Bookkeeper(
+            bus,
+            book,
+            orders,
+            replicas=options.replicas,
+            clock=clock,
+            telemetry=telemetry,
+            settled=settled.set,
+        )
+        heartbeats = Heartbeats(bus, book, clock=clock, telemetry=telemetry)
+        answers = Answers(bus, book, keeper, heartbeats, instance=options.instance, clock=clock)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(book.keep(), name="ledger keep")
+            tasks.create_task(keeper.follow(), name="ledger follow")
+            tasks.create_task(heartbeats.watch(), name="ledger heartbeats")
+            tasks.create_task(orders.make(), name="ledger orders")
+            tasks.create_task(answers.serve(), name="ledger answers")
+            await answers.open.wait()
+            await settled.wait()
+            if ready is not None:
+                ready.set()
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from several
+    finally:
+        await book.close()
+        log.info("the book is closed", position=book.state.position, written=book.written)
