@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import sqlite3
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import structlog
@@ -49,7 +49,7 @@ RETRY_SECONDS: Final = 1.0
 # A moment further ahead than this is a slip of the pen, not a clock that differs.
 AHEAD_SECONDS_MAX: Final = 60.0
 
-Rows = "Iterable[tuple[Key, msgspec.Struct]]"
+Rows: TypeAlias = "Iterable[tuple[Key, msgspec.Struct]]"
 
 _log = structlog.get_logger()
 _questions: Final = msgspec.json.Decoder(Question)

@@ -249,7 +249,7 @@ def _bound(entries: Entries, state: State, record: Record, data: e.Bound, _: Non
 
 def _withdrawn(
     entries: Entries, state: State, record: Record, data: e.DemandWithdrawn, was_wanted: bool
-) -> None:  # noqa: FBT001
+) -> None:
     demand = state.demands.get(data.demand)
     if was_wanted and demand is not None and not demand.wanted and demand.epoch:
         entries.stops.append((record.received_ns, demand.epoch))

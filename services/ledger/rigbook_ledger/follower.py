@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rigbook_bus.protocol import Bus, Message, Tail
 
-__all__ = ["Follower", "LogDiscontinued", "Saved", "SnapshotFile", "check_continues"]
+__all__ = ["Follower", "LogAbsent", "LogDiscontinued", "Saved", "SnapshotFile", "check_continues"]
 
 BATCH_MAX: Final = 2000
 
@@ -33,6 +33,12 @@ class LogDiscontinued(Exception):
     """The log does not continue what we knew: it was made anew, lost its end, or holds other events."""
 
     code = "log_discontinued"
+
+
+class LogAbsent(LogDiscontinued):
+    """There is no ledger stream, and we never knew one: the ledger has not made it yet."""
+
+    code = "log_absent"
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +82,8 @@ async def check_continues(bus: Bus, created_ns: int | None, position: int, event
     Returns the stream's creation time. `created_ns` None = we know nothing yet.
     """
     facts = await bus.stream(LEDGER_STREAM)
+    if facts is None and created_ns is None:
+        raise LogAbsent(f"stream {LEDGER_STREAM} does not exist yet; a ledger makes it (`rigbook serve ledger`)")
     if facts is None:
         raise LogDiscontinued(
             f"stream {LEDGER_STREAM} does not exist; is this the right server and data folder?"

@@ -79,14 +79,14 @@ class Heartbeats:
             for node in self._book.state.nodes.keys() - self._asked:
                 self._asked.add(node)
                 before = await self._bus.last(HEARTBEAT_STREAM, heartbeat(node))
-                if before is not None:
+                if before is not None and node not in self.latest:
                     age = (self._clock.now_ns() - before.received_ns) / 1e9
                     self._take(before, self._clock.monotonic() - max(0.0, age))
             for message in await tail.batch(max_messages=BATCH_MAX, wait_seconds=WAIT_SECONDS):
+                self.read += 1
                 self._take(message, self._clock.monotonic())
 
     def _take(self, message: Message, at: float) -> None:
-        self.read += 1
         record = decode(message.seq, message.subject, message.received_ns, message.body)
         beat = record.data
         if not isinstance(beat, Heartbeat):
@@ -108,10 +108,7 @@ class Heartbeats:
                 f"a heartbeat of node {beat.node} does not belong on {record.subject}",
             )
             return
-        before = self.latest.get(beat.node)
-        if before is not None and before.seq >= message.seq and before.at >= at:
-            return
-        if before is None and len(self.latest) >= NODES_MAX:
+        if beat.node not in self.latest and len(self.latest) >= NODES_MAX:
             return
         told = instant(record.time)
         skew = None if told is None else (told - record.received_ns) / 1e9

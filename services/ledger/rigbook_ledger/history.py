@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from rigbook_schemas.events import DriftDetected
+from rigbook_schemas.events import Bound, DriftDetected, EvictionOrdered
 from rigbook_schemas.queries import DriftRow, EventRow, FindingRow, TenureRow
 from rigbook_schemas.wire import Malformed, decode, rfc3339
 
@@ -285,7 +285,7 @@ def _event(seq: int, subject: str, received_ns: int, kind: str, body: bytes) -> 
         id=record.id,
         source=record.source,
         demand=record.correlation,
-        node=getattr(record.data, "node", ""),
+        node=_nodes(record.data),
         causation=record.causation,
         traceparent=record.traceparent,
         time=record.time,
@@ -293,6 +293,15 @@ def _event(seq: int, subject: str, received_ns: int, kind: str, body: bytes) -> 
         malformed=malformed[:2000],
         omitted=omitted,
     )
+
+
+def _nodes(data: object) -> str:
+    """The node an event is about; several with commas between."""
+    if isinstance(data, Bound):
+        return ",".join(share.node for share in data.shares)
+    if isinstance(data, EvictionOrdered):
+        return ",".join(data.nodes)
+    return str(getattr(data, "node", ""))
 
 
 def _drift(seq: int, body: bytes, detected_ns: int, cleared_ns: int, how: str) -> DriftRow:

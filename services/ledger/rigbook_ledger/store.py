@@ -290,7 +290,7 @@ async def _prepare(db: aiosqlite.Connection, path: Path) -> None:
     application = await _number(db, "PRAGMA application_id")
     version = await _number(db, "PRAGMA user_version")
     if application == 0 and version == 0 and await _number(db, "SELECT count(*) FROM sqlite_master") == 0:
-        await db.execute("PRAGMA journal_mode = WAL")
+        await db.execute_fetchall("PRAGMA journal_mode = WAL")
         await db.executescript(
             f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT}; COMMIT;"
         )

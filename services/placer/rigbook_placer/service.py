@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from rigbook_bus.protocol import BusConflict, BusDenied, BusError, BusUnavailable, BusUnknown, Expect
 from rigbook_bus.telemetry import Telemetry
-from rigbook_ledger.follower import Follower, LogDiscontinued, SnapshotFile
+from rigbook_ledger.follower import Follower, LogAbsent, LogDiscontinued, SnapshotFile
 from rigbook_schemas import subjects
 from rigbook_schemas.events import Bound, Deferred, DemandRaised, Heartbeat, Payload, Refused
 from rigbook_schemas.wire import Draft, decode, encode, rfc3339
@@ -393,6 +393,9 @@ async def serve(
     while True:
         try:
             await Placer(bus, options, clock=clock, new_id=new_id, telemetry=telemetry).run(ready)
+        except LogAbsent as error:
+            log.info("waiting for the log", code=error.code, why=str(error))
+            await clock.sleep(0.3)
         except LogDiscontinued as error:
             log.error(  # noqa: TRY400 - the cause is the world, not a bug
                 "safe mode: nothing is bound", code=error.code, why=str(error), remedy="rigbook doctor"

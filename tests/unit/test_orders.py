@@ -1,0 +1,145 @@
+"""The agent's order book: what it is told once, it does once, also over restarts and damaged lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rigbook_nodeagent.orders import Order, OrderBook, Stop
+from rigbook_schemas import events as e
+from rigbook_schemas.values import Allotment, Component, EvictionReason, Mode, NodeShare, StopScope
+from rigbook_schemas.wire import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def bound(seq: int, *nodes: str) -> Record:
+    shares = tuple(
+        NodeShare(
+            node=node,
+            allotments=(Allotment(card=f"GPU-{node}", memory_bytes=1, mode=Mode.EXCLUSIVE),),
+            components=(Component(command=("true",)),),
+        )
+        for node in nodes or ("a",)
+    )
+    data = e.Bound(demand=f"d-{seq}", project="p", shares=shares, policy="pack")
+    return Record(seq, "rig.own.bind.a", 0, f"id-{seq}", "bound", "placer", "", data)
+
+
+def evict(seq: int, epoch: int, *, scope: StopScope = StopScope.COMPONENTS, nodes: tuple[str, ...] = ("a",)) -> Record:
+    data = e.EvictionOrdered(demand=f"d-{epoch}", epoch=epoch, nodes=nodes, reason=EvictionReason.WITHDRAWN, scope=scope)
+    return Record(seq, "rig.evict.a", 0, f"id-{seq}", "eviction.ordered", "placer", "", data)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "orders.jsonl"
+
+
+_open: list[OrderBook] = []
+
+
+@pytest.fixture(autouse=True)
+def close_books() -> Iterator[None]:
+    yield
+    while _open:
+        _open.pop().close()
+
+
+def book(path: Path) -> OrderBook:
+    opened = OrderBook("a", path)
+    opened.open()
+    _open.append(opened)
+    return opened
+
+
+def test_an_order_survives_a_restart_until_it_is_closed(path: Path) -> None:
+    first = book(path)
+    assert isinstance(first.take(bound(5)), Order)
+    first.mark_started(5)
+    assert isinstance(first.take(evict(6, 5)), Stop)
+    first.flush()  # and the agent dies
+    second = book(path)
+    assert second.open_orders[5].started
+    assert second.open_orders[5].stop is not None
+    second.close_order(5)
+    second.close()
+    third = book(path)
+    assert third.open_orders == {}
+    assert third.position == 6
+
+
+def test_a_second_delivery_changes_nothing(path: Path) -> None:
+    opened = book(path)
+    opened.take(bound(5))
+    opened.mark_started(5)
+    assert opened.take(bound(5)) is None
+    assert opened.open_orders[5].started
+    opened.close_order(5)
+    assert opened.take(bound(5)) is None
+    assert opened.open_orders == {}
+
+
+def test_a_closed_epoch_is_not_adopted_from_a_ledger_that_lags(path: Path) -> None:
+    opened = book(path)
+    order = opened.take(bound(5))
+    assert isinstance(order, Order)
+    opened.close_order(5)
+    assert not opened.adopt(order)
+    opened.close()
+    assert not book(path).adopt(order)
+
+
+def test_an_order_that_the_book_lost_is_adopted(path: Path) -> None:
+    lost = book(path).take(bound(5))
+    assert isinstance(lost, Order)
+    path.unlink()
+    fresh = book(path)
+    assert fresh.adopt(lost)
+    assert not fresh.adopt(lost)
+    assert 5 in fresh.open_orders
+
+
+def test_only_this_nodes_share_of_a_gang_is_taken(path: Path) -> None:
+    opened = book(path)
+    order = opened.take(bound(5, "b", "a"))
+    assert isinstance(order, Order)
+    assert order.share.node == "a"
+    assert opened.take(bound(6, "b", "c")) is None
+    assert opened.take(evict(7, 6, nodes=("b", "c"))) is None
+    assert opened.position == 7
+
+
+def test_the_latest_stop_order_counts(path: Path) -> None:
+    opened = book(path)
+    opened.take(bound(5))
+    opened.take(evict(8, 5, scope=StopScope.EVERYTHING))
+    opened.take(evict(6, 5))
+    stop = opened.open_orders[5].stop
+    assert stop is not None
+    assert stop.scope is StopScope.EVERYTHING
+
+
+def test_a_half_written_last_line_costs_that_line_only(path: Path) -> None:
+    opened = book(path)
+    opened.take(bound(5))
+    opened.take(bound(6))
+    opened.close()
+    path.write_bytes(path.read_bytes() + b'{"order": {"epoch"')
+    again = book(path)
+    assert set(again.open_orders) == {5, 6}
+    assert again.damaged_lines == 1
+
+
+def test_the_file_is_written_anew_when_much_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rigbook_nodeagent.orders.COMPACT_AFTER", 10)
+    opened = book(path)
+    for seq in range(1, 40):
+        opened.take(bound(seq))
+        opened.close_order(seq)
+    opened.take(bound(50))
+    opened.flush()
+    assert len(path.read_bytes().splitlines()) < 80
+    assert set(book(path).open_orders) == {50}
