@@ -136,6 +136,9 @@ class Telemetry:
             "rigbook.step.duration", "s", "time of a step of the service's loop"
         )
         self.gauge = meter.create_up_down_counter("rigbook.held", "1", "things held, by name")
+        self.skew = meter.create_gauge(
+            "rigbook.clock.skew", "s", "a node's clock minus the server's, by node"
+        )
 
     @contextmanager
     def span(self, name: str, parent: str = "", **attributes: str | int | float | bool) -> Iterator[str]:

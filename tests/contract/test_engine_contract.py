@@ -58,7 +58,7 @@ async def test_a_component_runs_and_its_end_is_told_with_exit_code_and_output(en
     (ended,) = await engine.inventory()
     assert (ended.running, ended.exit_code, ended.ref, ended.pids) == (False, 7, running.ref, ())
     assert not ended.stopped_by_us
-    assert ended.ended > ended.since > "2020"
+    assert min(ended.ended, ended.since) > "2020"  # Docker may order the two of a short life wrongly
     assert sorted((await output_of(engine, ended)).split()) == ["hello", "oops"]
 
 

@@ -87,29 +87,40 @@ class Core(RuleBasedStateMachine):
     def any_demand(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from([*self.state.demands, "nobody"]))
 
-    def any_epoch(self, data: st.DataObject) -> tuple[int, str]:
-        live = [(binding.epoch, binding.demand) for binding in self.state.bindings.values()]
-        return data.draw(st.sampled_from([*live, (0, "nobody"), (1, "d1"), (2**62, "d1")]))
+    def holder(self, data: st.DataObject) -> tuple[int, str, str]:
+        """(epoch, demand, node) of somebody who holds cards."""
+        epoch = data.draw(st.sampled_from([*self.state.bindings]))
+        binding = self.state.bindings[epoch]
+        left = [s.node for s in binding.shares if s.node not in binding.released]
+        return epoch, binding.demand, data.draw(st.sampled_from(left))
+
+    def nobody(self, data: st.DataObject) -> tuple[int, str, str]:
+        """The same of somebody who holds nothing, or not there."""
+        epoch = data.draw(st.sampled_from([*self.state.bindings, 0, 1, 2**62]))
+        demand = self.any_demand(data)
+        binding = self.state.bindings.get(epoch)
+        if binding is None or binding.demand != demand:
+            return epoch, demand, data.draw(nodes)
+        return epoch, demand, "z"
 
     # -- the fleet ------------------------------------------------------------------------------
 
     @initialize()
-    def first_node(self) -> None:
-        self.tell(joined("a", cards=3))
+    def first_nodes(self) -> None:
+        for node in NODES:
+            self.tell(joined(node, cards=3))
 
-    @rule(node=nodes, told=inventories)
-    def join(self, node: str, told: list[tuple[int, bool]]) -> None:
-        self.tell(joined(node, cards=0, incarnation="again"))
-        self.tell(changed(node, seen(node, told)))
-
-    @rule(node=nodes, told=inventories)
-    def change(self, node: str, told: list[tuple[int, bool]]) -> None:
-        self.tell(changed(node, seen(node, told)))
-
-    @rule(node=nodes, card=cards)
-    def claim_a_card(self, node: str, card: str) -> None:
-        index = int(card[-1])
-        self.tell(changed(node, [msgspec.structs.replace(inventory(card.split("-")[1], index), index=index)]))
+    @rule(node=nodes, told=inventories, how=st.sampled_from(["join", "change", "claim"]), claimed=cards)
+    def tell_an_inventory(self, node: str, told: list[tuple[int, bool]], how: str, claimed: str) -> None:
+        match how:
+            case "join":
+                self.tell(msgspec.structs.replace(joined(node, incarnation="again"), cards=seen(node, told)))
+            case "change":
+                self.tell(changed(node, seen(node, told)))
+            case _:
+                self.tell(
+                    changed(node, [*seen(node, told), inventory(claimed.split("-")[1], int(claimed[-1]))])
+                )
 
     @rule(node=nodes, heard=st.booleans())
     def silence(self, node: str, heard: bool) -> None:
@@ -161,9 +172,17 @@ class Core(RuleBasedStateMachine):
         if demand != "nobody":
             self.tell(raised(demand, project))
 
+    @precondition(lambda self: self.state.demands)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        demand = data.draw(st.sampled_from([*self.state.demands.values()]))
+        self.tell(e.DemandWithdrawn(demand=demand.spec.demand, project=demand.spec.project))
+
     @rule(data=st.data(), project=projects)
-    def withdraw(self, data: st.DataObject, project: str) -> None:
-        self.tell(e.DemandWithdrawn(demand=self.any_demand(data), project=project))
+    def withdraw_wrongly(self, data: st.DataObject, project: str) -> None:
+        demand = self.any_demand(data)
+        if demand == "nobody" or self.state.demands[demand].spec.project != project:
+            self.tell(e.DemandWithdrawn(demand=demand, project=project))
 
     # -- placers --------------------------------------------------------------------------------
 
@@ -174,11 +193,22 @@ class Core(RuleBasedStateMachine):
             return 0
         return there.memory_bytes - there.reserved_bytes
 
-    @precondition(lambda self: any(d.phase != "ended" for d in self.state.demands.values()))
+    @precondition(lambda self: self.state.waiting)
     @rule(data=st.data(), mode=st.sampled_from(v.Mode), count=st.integers(1, 4), quarters=st.integers(1, 4))
     def bind(self, data: st.DataObject, mode: v.Mode, count: int, quarters: int) -> None:
-        """Legal; also what races a withdrawal or a refusal, when the demand is no longer waiting."""
-        demand = data.draw(st.sampled_from([*self.state.demands]))
+        self.bind_one_of(data, [*self.state.waiting], mode, count, quarters)
+
+    @precondition(lambda self: self.state.ended)
+    @rule(data=st.data(), mode=st.sampled_from(v.Mode), count=st.integers(1, 4), quarters=st.integers(1, 4))
+    def bind_too_late(self, data: st.DataObject, mode: v.Mode, count: int, quarters: int) -> None:
+        """What races a withdrawal or a refusal; of an ended demand it gives no right."""
+        self.bind_one_of(data, [*self.state.ended], mode, count, quarters)
+
+    def bind_one_of(
+        self, data: st.DataObject, demands: list[str], mode: v.Mode, count: int, quarters: int
+    ) -> None:
+        """As a careful placer would: no audit may find fault with it."""
+        demand = data.draw(st.sampled_from(demands))
         memory = quarters * QUARTER
         fitting = [uuid for uuid, there in self.state.cards.items() if self.room(there, mode) >= memory]
         if not fitting:
@@ -222,25 +252,26 @@ class Core(RuleBasedStateMachine):
         kind = e.Refused if refused else e.Deferred
         self.tell(kind(demand=self.any_demand(data), project=project, reasons=reasons))
 
+    @precondition(lambda self: self.state.bindings)
     @rule(data=st.data(), requeue=st.booleans())
     def order_a_stop(self, data: st.DataObject, requeue: bool) -> None:
-        epoch, demand = self.any_epoch(data)
-        binding = self.state.bindings.get(epoch)
-        named = tuple(s.node for s in binding.shares) if binding else ("a",)
+        epoch, demand, _ = self.holder(data)
+        named = tuple(s.node for s in self.state.bindings[epoch].shares)
         reason = v.EvictionReason.DRAIN
         self.tell(e.EvictionOrdered(demand=demand, epoch=epoch, nodes=named, reason=reason, requeue=requeue))
 
+    @rule(data=st.data())
+    def order_a_stop_of_nothing(self, data: st.DataObject) -> None:
+        epoch, demand, node = self.nobody(data)
+        reason = v.EvictionReason.DRAIN
+        self.tell(e.EvictionOrdered(demand=demand, epoch=epoch, nodes=(node,), reason=reason))
+
     # -- agents ---------------------------------------------------------------------------------
 
-    @rule(
-        data=st.data(),
-        which=st.sampled_from("srux"),
-        verdict=verdicts,
-        final=st.booleans(),
-        stray=st.booleans(),
-    )
-    def run(self, data: st.DataObject, which: str, verdict: v.VerdictClass, final: bool, stray: bool) -> None:
-        epoch, demand, node = self.speaker(data, stray)
+    @precondition(lambda self: self.state.bindings)
+    @rule(data=st.data(), which=st.sampled_from("srux"), verdict=verdicts, final=st.booleans())
+    def run(self, data: st.DataObject, which: str, verdict: v.VerdictClass, final: bool) -> None:
+        epoch, demand, node = self.holder(data)
         match which:
             case "s":
                 self.tell(e.Started(demand=demand, epoch=epoch, node=node))
@@ -251,18 +282,26 @@ class Core(RuleBasedStateMachine):
             case _:
                 self.tell(e.Exited(demand=demand, epoch=epoch, node=node, verdict=verdict, final=final))
 
-    @rule(data=st.data(), verdict=verdicts, stray=st.booleans())
-    def release(self, data: st.DataObject, verdict: v.VerdictClass, stray: bool) -> None:
-        epoch, demand, node = self.speaker(data, stray)
-        self.tell(e.Released(demand=demand, epoch=epoch, node=node, verdict=verdict))
+    @precondition(lambda self: self.state.bindings)
+    @rule(data=st.data(), verdict=verdicts, everywhere=st.booleans())
+    def release(self, data: st.DataObject, verdict: v.VerdictClass, everywhere: bool) -> None:
+        epoch, demand, node = self.holder(data)
+        binding = self.state.bindings[epoch]
+        left = [s.node for s in binding.shares if s.node not in binding.released]
+        for one in left if everywhere else [node]:
+            self.tell(e.Released(demand=demand, epoch=epoch, node=one, verdict=verdict))
 
-    def speaker(self, data: st.DataObject, stray: bool) -> tuple[int, str, str]:
-        """(epoch, demand, node): a holder, or anybody."""
-        epoch, demand = self.any_epoch(data)
-        binding = self.state.bindings.get(epoch)
-        if stray or binding is None:
-            return epoch, demand, data.draw(nodes)
-        return epoch, demand, data.draw(st.sampled_from([s.node for s in binding.shares]))
+    @rule(data=st.data(), verdict=verdicts, release=st.booleans())
+    def speak_of_what_one_does_not_hold(
+        self, data: st.DataObject, verdict: v.VerdictClass, release: bool
+    ) -> None:
+        epoch, demand, node = self.nobody(data)
+        before = dict(self.state.bindings)
+        if release:
+            self.tell(e.Released(demand=demand, epoch=epoch, node=node, verdict=verdict))
+        else:
+            self.tell(e.Exited(demand=demand, epoch=epoch, node=node, verdict=verdict))
+        assert self.state.bindings == before
 
     # -- noise ----------------------------------------------------------------------------------
 
@@ -285,9 +324,10 @@ class Core(RuleBasedStateMachine):
     def noise(self, subject: str, body: bytes) -> None:
         self.tell(Raw(subject=subject, body=body))
 
-    @rule(accept=st.booleans())
-    def accept_the_unknown(self, accept: bool) -> None:
-        self.tell(e.UnknownAccepted(seq=next(iter(self.state.unknown_open), 0) if accept else 2**62))
+    @precondition(lambda self: self.state.unknown_open)
+    @rule()
+    def accept_the_unknown(self) -> None:
+        self.tell(e.UnknownAccepted(seq=next(iter(self.state.unknown_open))))
 
     @rule(data=st.data())
     def deliver_again(self, data: st.DataObject) -> None:

@@ -18,9 +18,9 @@ from rigbook_schemas.subjects import LEDGER_STREAM
 
 from rigbook_ledger.entries import AUDIT, Entries, Gap
 from rigbook_ledger.follower import LogDiscontinued, check_continues
+from rigbook_ledger.identity import fold_identity
 from rigbook_ledger.state import Finding, State, restore, snapshot
 from rigbook_ledger.store import Mark, Store, StoreUnreadable, move_aside
-from rigbook_ledger.tables import fold_identity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

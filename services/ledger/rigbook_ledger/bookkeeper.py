@@ -16,7 +16,7 @@ from rigbook_schemas.wire import rfc3339
 
 from rigbook_ledger.audit import audit_touched
 from rigbook_ledger.entries import AUDIT
-from rigbook_ledger.follower import LogDiscontinued, check_continues
+from rigbook_ledger.follower import LogAbsent, LogDiscontinued, check_continues
 from rigbook_ledger.streams import ensure_streams
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class Bookkeeper:
                 finally:
                     self.caught_up = False
                     await tail.close()
+            except LogAbsent:
+                await self._clock.sleep(pause)
             except LogDiscontinued as error:
                 self._enter_safe_mode(str(error))
                 await self._clock.sleep(RECHECK_SECONDS)

@@ -231,7 +231,7 @@ def _before_drift(state: State, data: e.DriftDetected | e.DriftCleared) -> bool:
 # -- what an event did --------------------------------------------------------------------------
 
 
-def _bound(entries: Entries, state: State, record: Record, data: e.Bound, _: None) -> None:
+def _bound(entries: Entries, state: State, record: Record, _data: e.Bound, _seen: None) -> None:
     binding = state.bindings.get(record.seq)
     if binding is None:
         return  # void
@@ -243,12 +243,12 @@ def _bound(entries: Entries, state: State, record: Record, data: e.Bound, _: Non
             entries.tenures.append((
                 binding.epoch, card.uuid, share.node, card.index, spec.demand, spec.name, spec.project,
                 spec.owner.name, spec.owner.contact, spec.purpose, binding.mode.value, allotment.memory_bytes,
-                binding.bound_ns, demand.withdrawn_ns,
+                binding.bound_ns, demand.withdrawn_ns or (0 if demand.wanted else binding.bound_ns),
             ))  # fmt: skip
 
 
 def _withdrawn(
-    entries: Entries, state: State, record: Record, data: e.DemandWithdrawn, was_wanted: bool
+    entries: Entries, state: State, record: Record, data: e.DemandWithdrawn, was_wanted: object
 ) -> None:
     demand = state.demands.get(data.demand)
     if was_wanted and demand is not None and not demand.wanted and demand.epoch:
@@ -293,7 +293,9 @@ def _end_words(state: State, binding: Binding, demand: Demand, data: e.Released)
     return "; ".join(said)
 
 
-def _detected(entries: Entries, state: State, record: Record, data: e.DriftDetected, was_open: bool) -> None:  # noqa: FBT001
+def _detected(
+    entries: Entries, _state: State, record: Record, data: e.DriftDetected, was_open: object
+) -> None:
     body = _encode(data)
     if was_open:  # told again, with more evidence
         entries.drift_updates.append((body, data.drift, record.seq, record.seq))
@@ -303,7 +305,7 @@ def _detected(entries: Entries, state: State, record: Record, data: e.DriftDetec
     )
 
 
-def _cleared(entries: Entries, state: State, record: Record, data: e.DriftCleared, was_open: bool) -> None:  # noqa: FBT001
+def _cleared(entries: Entries, _state: State, record: Record, data: e.DriftCleared, was_open: object) -> None:
     if was_open:
         entries.drift_ends.append((record.seq, record.received_ns, data.how, data.drift, record.seq))
 

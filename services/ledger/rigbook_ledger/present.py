@@ -16,7 +16,7 @@ from rigbook_schemas.wire import rfc3339
 from rigbook_ledger.state import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from rigbook_schemas.values import CardObservation
 
@@ -38,6 +38,7 @@ class View:
         self.state = state
         self.heard = heard
         self.now = now  # monotonic seconds, the clock of `Heard.at`
+        self._pids: dict[str, frozenset[int]] = {}
         self.drifts_of_demand: dict[str, list[str]] = defaultdict(list)
         self.drifts_of_card: dict[str, list[str]] = defaultdict(list)
         for drift in state.drifts.values():
@@ -53,6 +54,15 @@ class View:
             if shown.uuid == card.uuid:
                 return shown, self.now - heard.at
         return None, self.now - heard.at
+
+    def pids(self, node: str) -> frozenset[int]:
+        """Processes that the node's engines name as parts of our workloads."""
+        known = self._pids.get(node)
+        if known is None:
+            heard = self.heard.get(node)
+            components = () if heard is None else heard.beat.components or ()
+            known = self._pids[node] = frozenset(pid for one in components for pid in one.pids)
+        return known
 
 
 # -- demands and bindings -----------------------------------------------------------------------
@@ -183,13 +193,16 @@ def card_status(state: State, card: Card) -> str:
     return _status_and_why(card, state.nodes.get(card.node), state.mode_of(card))[0]
 
 
-def foreign_bytes(shown: CardObservation | None) -> int | None:
-    """Memory held by processes that are nobody's binding; None = it cannot be known."""
-    if shown is None or shown.processes is None:
+def foreign_bytes(shown: CardObservation | None, ours: Container[int] = ()) -> int | None:
+    """Memory held by processes that are nobody's binding; None = it cannot be known.
+
+    `ours`: process ids that the node's engines name as ours, though the driver shows no label.
+    """
+    if shown is None or shown.processes is None or shown.unknown:
         return None
     total = 0
     for process in shown.processes:
-        if process.epoch is None:
+        if process.epoch is None and process.pid not in ours:
             if process.memory_bytes is None:
                 return None
             total += process.memory_bytes
@@ -201,7 +214,7 @@ def _card_row(view: View, card: Card) -> CardRow:
     node = state.nodes.get(card.node)
     mode = state.mode_of(card)
     shown, age = view.observed(card)
-    foreign = foreign_bytes(shown)
+    foreign = foreign_bytes(shown, view.pids(card.node))
     status, why = _status_and_why(card, node, mode)
     held = bool(card.holders) and mode is Mode.EXCLUSIVE
     return CardRow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path  # noqa: TC003 - msgspec resolves the annotation
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,7 +18,6 @@ from rigbook_ledger.orders import Orders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from rigbook_bus.clock import Clock
     from rigbook_bus.protocol import Bus

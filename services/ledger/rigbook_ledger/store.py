@@ -22,7 +22,6 @@ import fcntl
 import os
 import sqlite3
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import aiosqlite
@@ -30,18 +29,12 @@ import msgspec
 from rigbook_bus.protocol import Message
 from rigbook_schemas.subjects import HEARTBEAT_STREAM
 
-from rigbook_ledger.tables import (
-    APPLICATION_ID,
-    DERIVED,
-    FORMAT,
-    SCHEMA,
-    WRITE_BOOK,
-    WRITES,
-    fold_identity,
-)
+from rigbook_ledger.identity import fold_identity
+from rigbook_ledger.tables import APPLICATION_ID, DERIVED, FORMAT, SCHEMA, WRITE_BOOK, WRITES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
+    from pathlib import Path
 
     from rigbook_ledger.entries import Entries
 
@@ -130,7 +123,7 @@ class Store:
 
     @classmethod
     async def _open(cls, path: Path, lock: int) -> Store:
-        if not path.exists():  # the file was deleted, and what belongs to it was left
+        if not path.exists():  # noqa: ASYNC240 - one look, before anything runs; the file was deleted, and what belongs to it was left
             for companion in _companions(path):
                 companion.unlink(missing_ok=True)
         writer = await _connect(path)

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from hashlib import blake2b
-from pathlib import Path
 from typing import Final
 
-import rigbook_schemas.events
-import rigbook_schemas.upcasts
-import rigbook_schemas.values
-import rigbook_schemas.wire
-
-import rigbook_ledger.entries
-import rigbook_ledger.evolve
-import rigbook_ledger.state
-
-__all__ = ["APPLICATION_ID", "DERIVED", "FORMAT", "SCHEMA", "TENURE", "WRITES", "WRITE_BOOK", "fold_identity"]
+__all__ = ["APPLICATION_ID", "DERIVED", "FORMAT", "SCHEMA", "TENURE", "WRITES", "WRITE_BOOK"]
 
 # "RIGB": whose file this is. See https://www.sqlite.org/pragma.html#pragma_application_id
 APPLICATION_ID: Final = 0x52494742
@@ -121,20 +109,26 @@ WRITES: Final = (
     ("INSERT INTO events VALUES (?, ?, ?, ?, ?)", "events"),
     ("INSERT OR IGNORE INTO mentions VALUES (?, ?)", "mentions"),
     (
-        "INSERT INTO demands VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (demand) DO UPDATE SET raised_seq = "
-        "excluded.raised_seq, name = excluded.name, project = excluded.project, phase = excluded.phase, "
-        "body = excluded.body",
+        (
+            "INSERT INTO demands VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (demand) DO UPDATE SET raised_seq = "
+            "excluded.raised_seq, name = excluded.name, project = excluded.project, phase = excluded.phase, "
+            "body = excluded.body"
+        ),
         "demands",
     ),
     (
-        "INSERT OR REPLACE INTO tenures (epoch, card, node, card_index, demand, name, project, owner, contact, "
-        "purpose, mode, memory_bytes, bound_ns, stopped_ns) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            "INSERT OR REPLACE INTO tenures (epoch, card, node, card_index, demand, name, project, owner, contact, "
+            "purpose, mode, memory_bytes, bound_ns, stopped_ns) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        ),
         "tenures",
     ),
     ("UPDATE tenures SET stopped_ns = ? WHERE epoch = ?", "stops"),
     (
-        "UPDATE tenures SET released_ns = ?, released_seq = ?, verdict = ?, ending = ?, forced = ? "
-        "WHERE epoch = ? AND node = ?",
+        (
+            "UPDATE tenures SET released_ns = ?, released_seq = ?, verdict = ?, ending = ?, forced = ? "
+            "WHERE epoch = ? AND node = ?"
+        ),
         "releases",
     ),
     (
@@ -150,8 +144,10 @@ WRITES: Final = (
         "drift_ends",
     ),
     (
-        "INSERT OR IGNORE INTO findings (stream, seq, code, text, subject, event_id, at_ns) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            "INSERT OR IGNORE INTO findings (stream, seq, code, text, subject, event_id, at_ns) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)"
+        ),
         "findings",
     ),
 )
@@ -161,25 +157,3 @@ WRITE_BOOK: Final = (
     "stream_created_ns = ?1, position = ?2, event_id = ?3, received_ns = ?4, chain = ?5, fold = ?6 "
     "WHERE position = ?7"
 )
-
-
-@functools.cache
-def fold_identity() -> str:
-    """Tells one version of the fold from another: a hash over the code that makes state and rows.
-
-    Any change of that code makes the derived part of the file anew; a version number would be forgotten.
-    """
-    hasher = blake2b(digest_size=8)
-    for module in (
-        rigbook_schemas.values,
-        rigbook_schemas.events,
-        rigbook_schemas.wire,
-        rigbook_schemas.upcasts,
-        rigbook_ledger.state,
-        rigbook_ledger.evolve,
-        rigbook_ledger.entries,
-    ):
-        file = module.__file__
-        assert file is not None, "the package's files are needed to tell folds apart"
-        hasher.update(Path(file).read_bytes())
-    return hasher.hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,6 +20,7 @@ from rigbook_nodeagent.attribution import Attribution
 from rigbook_nodeagent.cards import Cards
 from rigbook_nodeagent.engines.procfs import boot_id
 from rigbook_nodeagent.engines.protocol import EngineError, Engines, Running
+from rigbook_nodeagent.equipment import Options, open_engines, open_gpus
 from rigbook_nodeagent.gpus.protocol import Gpus, GpusError
 from rigbook_nodeagent.gpus.worker import GpuWorker
 from rigbook_nodeagent.inventory import changed
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "AlreadyServed", "Options", "open_engines", "open_gpus", "serve"]
 
 VERSION: Final = "0.1.0"
-HEARTBEAT_SECONDS: Final = 1.0
 # The inventory changes rarely; asking the driver costs more than a sample.
 INVENTORY_SECONDS: Final = 10.0
 ORDERS_MAX: Final = 256
@@ -46,58 +45,6 @@ ORDERS_MAX: Final = 256
 RETRY_SECONDS: Final = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 LOG_LINES_MAX: Final = 2_000
 LOG_BYTES_MAX: Final = 512 * 1024
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run an agent. `gpus`: "nvml", or "sim:4xRTX4090" and the like."""
-
-    node: str
-    data: Path
-    cluster: str = "default"
-    gpus: str = "nvml"
-    engines: tuple[str, ...] = ("process",)
-    labels: dict[str, str] = {}
-    heartbeat_seconds: float = HEARTBEAT_SECONDS
-    docker_url: str = ""
-    mounts_allowed: tuple[str, ...] = ()
-
-
-def open_gpus(options: Options) -> Gpus:
-    """The driver named by the options. Raises ValueError for a wrong simulation spec."""
-    if options.gpus.startswith("sim:"):
-        from rigbook_nodeagent.gpus.simulated import SimulatedGpus
-
-        return SimulatedGpus(options.gpus, options.data / "gpus", node=options.node)
-    if options.gpus != "nvml":
-        raise ValueError(f"gpus {options.gpus!r}: expected nvml, or a simulation such as sim:4xRTX4090")
-    from rigbook_nodeagent.gpus.nvml import NvmlGpus
-
-    return NvmlGpus()
-
-
-def open_engines(options: Options) -> dict[Engine, Engines]:
-    """The engines named by the options, not yet opened. Raises ValueError for an unknown one."""
-    made: dict[Engine, Engines] = {}
-    for name in options.engines:
-        if name == Engine.PROCESS:
-            from rigbook_nodeagent.engines.process import ProcessEngine
-
-            made[Engine.PROCESS] = ProcessEngine(
-                options.data / "process", cluster=options.cluster, node=options.node
-            )
-        elif name == Engine.DOCKER:
-            from rigbook_nodeagent.engines.docker import DockerEngine
-
-            made[Engine.DOCKER] = DockerEngine(
-                cluster=options.cluster,
-                node=options.node,
-                url=options.docker_url or None,
-                device_requests=not options.gpus.startswith("sim:"),
-                mounts_allowed=options.mounts_allowed,
-            )
-        else:
-            raise ValueError(f"engine {name!r}: expected process or docker")
-    return made
 
 
 class Agent:
@@ -423,7 +370,8 @@ class Agent:
         with self._telemetry.span(
             f"nodeagent.{kind}",
             order.traceparent,
-            **{"rigbook.demand": order.demand, "rigbook.epoch": order.epoch},
+            demand=order.demand,
+            epoch=order.epoch,
         ) as traceparent:
             draft = self._draft(data, message_id, cause=cause or order.event_id, traceparent=traceparent)
             await self._until_stored(subject, draft)

@@ -13,32 +13,30 @@ The reaper is the dangerous one, so:
   its memory is back, and `sightings_min` heartbeats since then said so;
 - with a `hold` (not caught up, safe mode, an unknown kind on the log, mass loss) it forgets what it has
   seen and decides nothing; the same goes for a node that is unreachable on the books.
-
-Events are named by what they are about, not by chance: two reapers, or one that tries again, publish the
-same ids, and the bus keeps one of them.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
 from rigbook_ledger.state import Phase
-from rigbook_schemas import subjects
-from rigbook_schemas.events import DriftCleared, DriftDetected, EvictionOrdered, Payload, Released
-from rigbook_schemas.values import DriftKind, EvictionReason, StopScope, VerdictClass, Workload
+from rigbook_schemas.events import DriftCleared, DriftDetected, EvictionOrdered
+from rigbook_schemas.values import DriftKind
 from rigbook_schemas.wire import instant, rfc3339
+
+from rigbook_reaper import acts
+from rigbook_reaper.acts import Act
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rigbook_ledger.drift import Comparison, Sighting
-    from rigbook_ledger.state import Binding, Demand, State
+    from rigbook_ledger.state import Binding, State
 
-__all__ = ["GRACE_SECONDS", "Act", "Judgement", "Rules", "Watch", "appended", "event_id", "judge"]
+__all__ = ["GRACE_SECONDS", "Judgement", "Rules", "Watch", "appended", "judge"]
 
 # How long a difference must last. A leftover blocks others, so it is told soon; what an owner may mend
 # himself, or a slow report may explain, has longer.
@@ -49,15 +47,8 @@ GRACE_SECONDS: Final = {
     DriftKind.WRONG_CARD: 30.0,
     DriftKind.OVERUSE: 60.0,
 }
-_REASON: Final = {
-    DriftKind.LEFTOVER: EvictionReason.LEFTOVER,
-    DriftKind.MISSING: EvictionReason.MISSING,
-    DriftKind.SQUATTER: EvictionReason.SQUATTER,
-    DriftKind.WRONG_CARD: EvictionReason.WRONG_CARD,
-    DriftKind.OVERUSE: EvictionReason.OVERUSE,
-}
-_TEXT_MAX: Final = 2000
-_BY: Final = "reaper"
+# What a workload does by itself while it is wanted and bound: only these end something in its right.
+_OWN_FAULT: Final = (DriftKind.OVERUSE, DriftKind.WRONG_CARD)
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,24 +78,11 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     sightings: int = 0
     free: int = 0  # of `missing`: how many in a row allow a release by force
     gone: int = 0
+    open: bool = False  # was a drift on the books when it was last sighted
     cards: tuple[str, ...] = ()
     orders: int = 0
     ordered_at: float = 0.0  # monotonic; counts when orders > 0
     published_at: float = 0.0
-
-
-class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """An event to append."""
-
-    key: str  # of the drift it is about
-    subject: str
-    data: Payload
-    id: str
-    node: str
-    demand: str = ""
-    epoch: int | None = None
-    causation: str = ""
-    traceparent: str = ""
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,11 +132,8 @@ def appended(watches: dict[str, Watch], act: Act, now: float) -> None:
         watches[act.key] = replace(watch, orders=watch.orders + 1, ordered_at=now, free=0)
     elif isinstance(act.data, DriftDetected):
         watches[act.key] = replace(watch, published_at=now)
-
-
-def event_id(*about: object) -> str:
-    """An id made of what the event is about: 32 hexadecimal digits."""
-    return hashlib.blake2b("\x00".join(map(str, about)).encode(), digest_size=16).hexdigest()
+    elif isinstance(act.data, DriftCleared):
+        del watches[act.key]
 
 
 class _Court:
@@ -170,39 +145,43 @@ class _Court:
         self.now = now
         self.rules = rules
         self.detected: list[Act] = []
-        self.evictions: dict[tuple[str, int], Act] = {}  # by node (or "" for a whole binding) and epoch
+        self.evictions: dict[tuple[str, int], Act] = {}  # by node ("" for a whole binding) and epoch
         self.releases: list[Act] = []
         self.cleared: list[Act] = []
-        self.open: dict[str, dict[str, DriftDetected]] = defaultdict(dict)
+        self.keys: dict[str, list[str]] = defaultdict(list)
+        for key, watch in watches.items():
+            self.keys[watch.node].append(key)
+        self.drifts: dict[str, dict[str, DriftDetected]] = defaultdict(dict)
         for drift in state.drifts.values():
-            if drift.kind in _REASON:
-                self.open[drift.node][drift.drift] = drift
+            if drift.kind in acts.KINDS:
+                self.drifts[drift.node][drift.drift] = drift
 
     def hear(self, shown: Comparison) -> None:
         node = self.state.nodes.get(shown.node)
-        mine = [key for key, watch in self.watches.items() if watch.node == shown.node]
+        watched = self.keys.get(shown.node, [])
         if node is None or node.unreachable_ns or node.incarnation != shown.incarnation:
-            for key in mine:
+            for key in watched:
                 del self.watches[key]
             return
-        here = self.open[shown.node]
+        drifts = self.drifts.get(shown.node, {})
         sighted = {sighting.key for sighting in shown.sightings}
         for sighting in shown.sightings:
-            watch = self._count(shown, sighting, here.get(sighting.key))
+            drift = drifts.get(sighting.key)
+            watch = self._count(shown, sighting, drift)
             if watch.sightings >= self.rules.sightings_min and self._lasted(watch, sighting):
-                self._drift(shown, sighting, watch, here.get(sighting.key))
-        for key in dict.fromkeys((*mine, *here)):
-            if key in sighted:
-                continue
+                self._drift(shown, sighting, watch, drift)
+        for key in dict.fromkeys((*watched, *drifts)):
             if key in shown.pending:
-                self._wait(shown, key, here.get(key))
-            else:
-                self._gone(shown, key, here.get(key))
+                self._wait(shown, key, drifts.get(key))
+            elif key not in sighted:
+                self._gone(shown, key, drifts.get(key))
 
     # -- remembering ----------------------------------------------------------------------------
 
     def _count(self, shown: Comparison, sighting: Sighting, drift: DriftDetected | None) -> Watch:
-        watch = self.watches.get(sighting.key) or self._new(shown, drift)
+        watch = self.watches.get(sighting.key)
+        if watch is None or (watch.open and drift is None):  # cleared on the books: a new episode
+            watch = self._new(shown, drift)
         if watch.sightings == 0 or self._is_new(watch, shown):
             allowed = sighting.fenced and sighting.memory_back
             watch = replace(
@@ -214,11 +193,12 @@ class _Court:
                 gone=0,
                 cards=sighting.cards,
             )
-            self.watches[sighting.key] = watch
+        watch = replace(watch, open=drift is not None)
+        self.watches[sighting.key] = watch
         return watch
 
     def _new(self, shown: Comparison, drift: DriftDetected | None) -> Watch:
-        """A drift that is open already was judged by a reaper before us: its order, if any, has just been given."""
+        """A drift that is open already was judged by a reaper before us: its order, if any, was just given."""
         since_ns = instant(drift.since) if drift is not None else None
         ordered = drift is not None and drift.healing and self._was_ordered(drift)
         return Watch(
@@ -236,14 +216,14 @@ class _Court:
     def _was_ordered(self, drift: DriftDetected) -> bool:
         """The books tell for a live binding; for what has none, the drift's own word must do."""
         binding = self.state.bindings.get(drift.epoch or 0)
-        return binding is None or (binding.eviction is not None and binding.eviction.by == _BY)
+        return binding is None or (binding.eviction is not None and binding.eviction.by == acts.BY)
 
     def _is_new(self, watch: Watch, shown: Comparison) -> bool:
         return watch.incarnation != shown.incarnation or shown.number > watch.number
 
     def _lasted(self, watch: Watch, sighting: Sighting) -> bool:
-        grace = max(self.rules.graces.get(sighting.kind, 60.0), sighting.patience_seconds)
-        return self.now - watch.first_seen >= grace
+        grace = self.rules.graces.get(sighting.kind, GRACE_SECONDS[sighting.kind])
+        return self.now - watch.first_seen >= max(grace, sighting.patience_seconds)
 
     def _wait(self, shown: Comparison, key: str, drift: DriftDetected | None) -> None:
         """It is there, and has time left: not gone, and nothing to hold against it."""
@@ -263,23 +243,22 @@ class _Court:
             return
         if watch is None:
             watch = replace(self._new(shown, drift), gone=1)
-        elif self._is_new(watch, shown) or watch.gone == 0:
-            watch = replace(watch, incarnation=shown.incarnation, number=shown.number, gone=watch.gone + 1)
+        elif watch.gone == 0 or self._is_new(watch, shown):
+            watch = replace(
+                watch, incarnation=shown.incarnation, number=shown.number, gone=watch.gone + 1, free=0
+            )
         self.watches[key] = watch
         if watch.gone >= self.rules.gone_min:
-            self._clear(shown, drift)
+            self.cleared.append(acts.cleared(self.state, drift, received_ns=shown.received_ns))
 
     def _could_show(self, shown: Comparison, watch: Watch | None, drift: DriftDetected | None) -> bool:
-        if drift is not None and drift.kind is DriftKind.MISSING and not self._holds(drift.epoch, shown.node):
-            return True  # released on the books: whatever runs, it is not missing
-        cards = (
-            watch.cards if watch is not None else (drift.card,) if drift is not None and drift.card else ()
-        )
-        return shown.sees(cards)
-
-    def _holds(self, epoch: int | None, node: str) -> bool:
-        binding = self.state.bindings.get(epoch or 0)
-        return binding is not None and binding.share(node) is not None and node not in binding.released
+        """Would this heartbeat have shown it, were it still there?"""
+        released = drift is not None and not acts.holds(self.state, drift.epoch, drift.node)
+        if released and drift is not None and drift.kind is DriftKind.MISSING:
+            return True  # on the books: whatever runs, it is not missing
+        if watch is not None:
+            return shown.sees(watch.cards)
+        return shown.sees((drift.card,) if drift is not None and drift.card else ())
 
     # -- deciding -------------------------------------------------------------------------------
 
@@ -288,212 +267,51 @@ class _Court:
     ) -> None:
         heal = sighting.healable and sighting.kind in self.state.policy.healing
         if drift is None:
-            self._tell(sighting, watch, healing=heal)
+            self._tell(sighting, watch, since=rfc3339(watch.since_ns), healing=heal, again=False)
             return
         changed = {e.what for e in drift.evidence} != {e.what for e in sighting.evidence}
-        if (heal and not drift.healing) or (
-            changed and self.now - watch.published_at >= self.rules.republish_seconds
-        ):
-            self._tell(sighting, watch, healing=heal or drift.healing)
+        late_enough = self.now - watch.published_at >= self.rules.republish_seconds
+        if (heal and not drift.healing) or (changed and late_enough):
+            self._tell(sighting, watch, since=drift.since, healing=heal or drift.healing, again=True)
         if heal:
-            self._heal(shown, sighting, watch)
+            self._heal(shown, sighting, watch, drift)
 
-    def _tell(self, sighting: Sighting, watch: Watch, *, healing: bool) -> None:
-        since = rfc3339(watch.since_ns)
-        remedy = sighting.remedy
-        if healing:
-            remedy = (
-                f"healing is on for {sighting.kind}: the reaper orders it; it clears when it was seen gone"
-            )
-        data = DriftDetected(
-            drift=sighting.key,
-            kind=sighting.kind,
-            node=sighting.node,
-            sentence=sighting.sentence[:_TEXT_MAX],
-            card=sighting.card,
-            demand=sighting.demand,
-            epoch=sighting.epoch,
-            desired=sighting.desired,
-            bound=sighting.bound,
-            observed=sighting.observed,
-            evidence=sighting.evidence,
-            sightings=min(watch.sightings, 100_000),
-            since=since,
-            healing=healing,
-            remedy=remedy[:_TEXT_MAX],
-        )
-        whats = sorted(e.what for e in sighting.evidence)
-        demand = self.state.demands.get(sighting.demand)
-        again = () if sighting.key not in self.state.drifts else ("again", healing, *whats)
+    def _tell(self, sighting: Sighting, watch: Watch, *, since: str, healing: bool, again: bool) -> None:
         self.detected.append(
-            Act(
-                key=sighting.key,
-                subject=subjects.drift(sighting.node),
-                data=data,
-                id=event_id("drift.detected", sighting.key, since, *again),
-                node=sighting.node,
-                demand=sighting.demand,
-                epoch=sighting.epoch,
-                causation=demand.event_id if demand is not None else "",
-                traceparent=demand.traceparent if demand is not None else "",
+            acts.detected(
+                self.state, sighting, since=since, sightings=watch.sightings, healing=healing, again=again
             )
         )
 
-    def _heal(self, shown: Comparison, sighting: Sighting, watch: Watch) -> None:
-        epoch = sighting.epoch
-        assert epoch is not None, f"{sighting.key} is healable and names no epoch"
-        binding = self.state.bindings.get(epoch)
+    def _heal(self, shown: Comparison, sighting: Sighting, watch: Watch, drift: DriftDetected) -> None:
+        binding = self.state.bindings.get(sighting.epoch or 0)
         if binding is not None and not self._may_end(sighting, binding):
             return
-        if sighting.kind is DriftKind.MISSING:
-            if sighting.fenced:
-                if watch.free >= self.rules.sightings_min:
-                    self._release(sighting, watch)
-                return
-        elif (
-            sighting.kind in (DriftKind.OVERUSE, DriftKind.WRONG_CARD)
-            and binding is not None
-            and binding.eviction
-        ):
+        if sighting.kind is DriftKind.MISSING and sighting.fenced:
+            if watch.free >= self.rules.sightings_min:
+                released = acts.release(self.state, sighting, drift, times=watch.free)
+                self.releases += [released] if released is not None else []
+            return
+        if sighting.kind in _OWN_FAULT and binding is not None and binding.eviction is not None:
             return  # its end is ordered already; if that does not help, it is a leftover
         if watch.orders and self.now - watch.ordered_at < self._back_off(watch.orders):
             return
-        self._order(shown, sighting, watch, binding)
+        order = acts.eviction(
+            self.state,
+            sighting,
+            drift,
+            received_ns=shown.received_ns,
+            orders=watch.orders,
+            grace_seconds=self.rules.eviction_grace_seconds,
+        )
+        # One order per epoch, however many kinds of drift it shows.
+        self.evictions.setdefault(("" if binding is not None else sighting.node, sighting.epoch or 0), order)
 
     def _may_end(self, sighting: Sighting, binding: Binding) -> bool:
-        """Asserted here once more, whatever `compare` says: the alive and desired is only ended by its own fault."""
-        demand = self.state.demands[binding.demand]
-        if sighting.kind in (DriftKind.LEFTOVER, DriftKind.SQUATTER):
-            return demand.phase is Phase.RELEASING
-        return binding.demand == sighting.demand
+        """Once more, whatever `compare` says: the alive and wanted is ended by its own fault only."""
+        if sighting.kind in _OWN_FAULT or sighting.kind is DriftKind.MISSING:
+            return binding.demand == sighting.demand
+        return self.state.demands[binding.demand].phase is Phase.RELEASING
 
     def _back_off(self, orders: int) -> float:
         return min(self.rules.reorder_seconds * 2.0 ** min(orders - 1, 16), self.rules.reorder_seconds_max)
-
-    def _order(self, shown: Comparison, sighting: Sighting, watch: Watch, binding: Binding | None) -> None:
-        demand_id = binding.demand if binding is not None else sighting.demand
-        try:
-            subjects.token(demand_id)
-        except subjects.SubjectError:
-            demand_id = "unknown"  # the label on what runs is no demand of ours; the epoch is what counts
-        nodes = (sighting.node,)
-        if binding is not None:
-            left = tuple(s.node for s in binding.shares if s.node not in binding.released)
-            nodes = left if sighting.node in left else (sighting.node, *left)
-        demand = self.state.demands.get(demand_id)
-        grace = self.rules.eviction_grace_seconds
-        assert sighting.epoch is not None
-        data = EvictionOrdered(
-            demand=demand_id,
-            epoch=sighting.epoch,
-            nodes=nodes,
-            reason=_REASON[sighting.kind],
-            by=_BY,
-            grace_seconds=grace,
-            deadline=rfc3339(shown.received_ns + int(grace * 1e9)),
-            requeue=_requeue(sighting.kind, binding, demand),
-            scope=StopScope.EVERYTHING,
-            text=sighting.sentence[:_TEXT_MAX],
-        )
-        since = rfc3339(watch.since_ns)
-        attempt = watch.orders if binding is None or binding.eviction is None else binding.eviction.seq
-        about = "" if binding is not None else sighting.node
-        self.evictions.setdefault(
-            (about, sighting.epoch),
-            Act(
-                key=sighting.key,
-                subject=subjects.evict(nodes),
-                data=data,
-                id=event_id("eviction.ordered", sighting.epoch, about, since, attempt),
-                node=sighting.node,
-                demand=demand_id,
-                epoch=sighting.epoch,
-                causation=event_id("drift.detected", sighting.key, since),
-                traceparent=demand.traceparent if demand is not None else "",
-            ),
-        )
-
-    def _release(self, sighting: Sighting, watch: Watch) -> None:
-        assert sighting.epoch is not None
-        binding = self.state.bindings.get(sighting.epoch)
-        if binding is None or not self._holds(sighting.epoch, sighting.node):
-            return
-        demand = self.state.demands[binding.demand]
-        self.releases.append(
-            Act(
-                key=sighting.key,
-                subject=subjects.release(sighting.node),
-                data=Released(
-                    demand=binding.demand,
-                    epoch=binding.epoch,
-                    node=sighting.node,
-                    forced=True,
-                    by=_BY,
-                    verdict=demand.verdict or VerdictClass.UNKNOWN,
-                    text=f"{watch.free} heartbeats in a row: {sighting.observed}; its memory is back"[
-                        :_TEXT_MAX
-                    ],
-                ),
-                id=event_id("released", "forced", binding.epoch, sighting.node),
-                node=sighting.node,
-                demand=binding.demand,
-                epoch=binding.epoch,
-                causation=event_id("drift.detected", sighting.key, rfc3339(watch.since_ns)),
-                traceparent=demand.traceparent,
-            )
-        )
-
-    def _clear(self, shown: Comparison, drift: DriftDetected) -> None:
-        since_ns = instant(drift.since)
-        seconds = max(0.0, (shown.received_ns - since_ns) / 1e9) if since_ns is not None else 0.0
-        demand = self.state.demands.get(drift.demand)
-        self.cleared.append(
-            Act(
-                key=drift.drift,
-                subject=subjects.drift(drift.node),
-                data=DriftCleared(
-                    drift=drift.drift,
-                    kind=drift.kind,
-                    node=drift.node,
-                    how=self._how(drift)[:_TEXT_MAX],
-                    seconds=min(seconds, 10 * 366 * 86400.0),
-                ),
-                id=event_id("drift.cleared", drift.drift, drift.since),
-                node=drift.node,
-                demand=drift.demand,
-                epoch=drift.epoch,
-                causation=event_id("drift.detected", drift.drift, drift.since),
-                traceparent=demand.traceparent if demand is not None else "",
-            )
-        )
-
-    def _how(self, drift: DriftDetected) -> str:
-        held = self._holds(drift.epoch, drift.node)
-        books = "it is released" if not held else "its binding is live"
-        match drift.kind:
-            case DriftKind.MISSING:
-                return "released on the books" if not held else f"epoch {drift.epoch} is seen to run again"
-            case DriftKind.OVERUSE:
-                return f"its memory on {drift.card} is back within the allotment" if held else books
-            case DriftKind.WRONG_CARD:
-                return f"nothing of epoch {drift.epoch} is on {drift.card} any more"
-            case DriftKind.LEFTOVER if held and self._wanted(drift.epoch):
-                return "it is wanted again, and may run"
-            case DriftKind.SQUATTER if drift.epoch is None:
-                return f"no foreign process holds memory of {drift.card} while it is bound"
-            case _:
-                return f"nothing of epoch {drift.epoch} runs on node {drift.node}, and its memory is back; {books}"
-
-    def _wanted(self, epoch: int | None) -> bool:
-        binding = self.state.bindings.get(epoch or 0)
-        return binding is not None and self.state.demands[binding.demand].phase is not Phase.RELEASING
-
-
-def _requeue(kind: DriftKind, binding: Binding | None, demand: Demand | None) -> bool:
-    """A drained or preempted demand keeps its place; what went missing by no fault of its own runs again."""
-    if binding is None or demand is None or not demand.wanted:
-        return False
-    if binding.eviction is not None:
-        return binding.eviction.requeue
-    runs_again = demand.spec.workload is Workload.SERVICE or demand.spec.restart.policy != "never"
-    return kind is DriftKind.MISSING and runs_again

@@ -1,0 +1,75 @@
+"""What a node is equipped with, by its options: the driver of its cards, and its engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from rigbook_schemas.values import Engine
+
+if TYPE_CHECKING:
+    from rigbook_nodeagent.engines.protocol import Engines
+    from rigbook_nodeagent.gpus.protocol import Gpus
+
+__all__ = ["HEARTBEAT_SECONDS", "Options", "open_engines", "open_gpus"]
+
+HEARTBEAT_SECONDS: Final = 1.0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run an agent. `gpus`: "nvml", or "sim:4xRTX4090" and the like."""
+
+    node: str
+    data: Path
+    cluster: str = "default"
+    gpus: str = "nvml"
+    engines: tuple[str, ...] = ("process",)
+    labels: dict[str, str] = {}
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
+    docker_url: str = ""
+    mounts_allowed: tuple[str, ...] = ()
+
+
+def open_gpus(options: Options) -> Gpus:
+    """The driver named by the options. Raises ValueError for a wrong simulation spec."""
+    if options.gpus.startswith("sim:"):
+        from rigbook_nodeagent.gpus.simulated import SimulatedGpus
+
+        return SimulatedGpus(options.gpus, options.data / "gpus", node=options.node)
+    if options.gpus != "nvml":
+        raise ValueError(f"gpus {options.gpus!r}: expected nvml, or a simulation such as sim:4xRTX4090")
+    from rigbook_nodeagent.gpus.nvml import NvmlGpus
+
+    return NvmlGpus()
+
+
+def open_engines(options: Options) -> dict[Engine, Engines]:
+    """The engines named by the options, not yet opened. Raises ValueError for an unknown one."""
+    made: dict[Engine, Engines] = {}
+    for name in options.engines:
+        if name == Engine.PROCESS:
+            from rigbook_nodeagent.engines.process import ProcessEngine
+
+            made[Engine.PROCESS] = ProcessEngine(
+                options.data / "process", cluster=options.cluster, node=options.node
+            )
+        elif name == Engine.DOCKER:
+            from rigbook_nodeagent.engines.container_config import ContainerRules
+            from rigbook_nodeagent.engines.docker import SOCKET, DockerEngine
+
+            simulated = options.gpus.startswith("sim:")
+            made[Engine.DOCKER] = DockerEngine(
+                options.data / "docker",
+                cluster=options.cluster,
+                node=options.node,
+                url=options.docker_url or SOCKET,
+                rules=ContainerRules(
+                    device_requests=not simulated,
+                    mounts_allowed=options.mounts_allowed,
+                    shared_folders=(str((options.data / "gpus").absolute()),) if simulated else (),
+                ),
+            )
+        else:
+            raise ValueError(f"engine {name!r}: expected process or docker")
+    return made
