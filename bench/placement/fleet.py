@@ -171,7 +171,9 @@ def fleet_of(nodes: Sequence[Node]) -> Fleet:
 
 def fits(fleet: Fleet, shape: Shape, rows: IntArray) -> BoolArray:
     """The filter: which of `rows` can take the shape now."""
-    ok: BoolArray = (fleet.cpu_left[rows] >= shape.cpu_milli) & (fleet.memory_left[rows] >= shape.memory_bytes)
+    ok: BoolArray = (fleet.cpu_left[rows] >= shape.cpu_milli) & (
+        fleet.memory_left[rows] >= shape.memory_bytes
+    )
     if shape.shares:
         ok &= fleet.roomiest[rows] >= shape.card_milli
     elif shape.cards:

@@ -49,7 +49,9 @@ def fresh_order(shapes: Sequence[Shape], nodes: Sequence[Node], seed: int) -> tu
     mean = max(1.0, float(milli.mean()))
     more = draws.integers(0, len(shapes), size=int(2 * target / mean))
     keep = int(np.searchsorted(milli.sum() + np.cumsum(milli[more]), target))
-    return np.concatenate([order, more[:keep]]).astype(np.int64), draws.permutation(len(nodes)).astype(np.int64)
+    return np.concatenate([order, more[:keep]]).astype(np.int64), draws.permutation(len(nodes)).astype(
+        np.int64
+    )
 
 
 def inflate(

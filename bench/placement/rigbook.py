@@ -17,7 +17,7 @@ Two parts, both from the typical mix that FGD itself uses and nothing else about
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,9 @@ from .fleet import CARD_MILLI, BoolArray, Fleet, FloatArray, IntArray, Shape, fi
 from .policies import FIRST_FREE, RowScores
 from .typical import TypicalMix
 
-CPU_STEP_MILLI = 1_000  # grid of the waste table; pods are rounded up, nodes down, so it never promises too much
+CPU_STEP_MILLI = (
+    1_000  # grid of the waste table; pods are rounded up, nodes down, so it never promises too much
+)
 ROOM_STEP_MILLI = 50  # grid of room on broken cards
 ROOM_STEPS = 81  # up to 4 cards' worth of such room is told apart
 
@@ -40,7 +42,9 @@ class Tuning:
     card_weight: float = 1.0  # of the remainders' waste against the node's
     model_price: float = 0.3  # of scarcity by card model
     count_price: float = 0.03  # of scarcity by cards wanted at once
-    count_floor: float = 0.03  # a part of the demand assumed for every power of two of cards, if the mix has less
+    count_floor: float = (
+        0.03  # a part of the demand assumed for every power of two of cards, if the mix has less
+    )
     price_max: float = 100.0
 
 
@@ -62,7 +66,9 @@ class DemandClasses:
     counts: tuple[int, ...]
 
 
-def waste_tables(mix: TypicalMix, models: tuple[str, ...], cards_max: int, cpu_max: int, tuning: Tuning) -> WasteTables:
+def waste_tables(
+    mix: TypicalMix, models: tuple[str, ...], cards_max: int, cpu_max: int, tuning: Tuning
+) -> WasteTables:
     """Solve the filling for each card model; models that accept the same shapes share one solution."""
     steps = cpu_max // CPU_STEP_MILLI + 1
     node = np.zeros((len(models), steps, cards_max + 1, ROOM_STEPS))
@@ -86,7 +92,7 @@ def _fill_nodes(offered: list[tuple[Shape, float]], waste: FloatArray, end_chanc
     """waste[cpu, free, room] = (sum of p waste[after] + end idle) / (sum of p + end), over shapes that fit."""
     steps, width, rooms = waste.shape
     unit = CARD_MILLI // ROOM_STEP_MILLI
-    offers: Counter[tuple[int, int, int]] = Counter()
+    offers: defaultdict[tuple[int, int, int], float] = defaultdict(float)
     for shape, weight in offered:
         cpu = -(-shape.cpu_milli // CPU_STEP_MILLI)
         if cpu >= steps:
@@ -117,7 +123,7 @@ def _fill_nodes(offered: list[tuple[Shape, float]], waste: FloatArray, end_chanc
 
 def _fill_cards(offered: list[tuple[Shape, float]], waste: FloatArray, end_chance: float) -> None:
     """waste[left] likewise; a whole-card pod ends a wholly free card's filling without waste."""
-    shares: Counter[int] = Counter()
+    shares: defaultdict[int, float] = defaultdict(float)
     whole = 0.0
     for shape, weight in offered:
         if shape.shares:
@@ -139,7 +145,7 @@ def demand_classes(mix: TypicalMix, models: tuple[str, ...], cards_max: int, flo
     A fleet is never taken to be free of big pods just because the mix has none: every power of two of cards
     that a node can hold counts as at least `floor` of the demand.
     """
-    parts: Counter[tuple[tuple[bool, ...], int]] = Counter()
+    parts: defaultdict[tuple[tuple[bool, ...], int], float] = defaultdict(float)
     for shape, weight in mix.gpu_shapes():
         accepted = tuple(shape.accepts(model) for model in models)
         if any(accepted):
@@ -210,14 +216,18 @@ class Rigbook:
             return RowScores(score, card)
         of_free = self.waste.card[model, CARD_MILLI]
         if not shape.shares:
-            score[0, ok] = now - self._node(model, after, free - shape.cards, room) + weight * shape.cards * of_free
+            score[0, ok] = (
+                now - self._node(model, after, free - shape.cards, room) + weight * shape.cards * of_free
+            )
             return RowScores(score, card)
         by_card = self.waste.card[model[:, None], left]
         rest = self.waste.card[model[:, None], np.maximum(left - shape.card_milli, 0)]
         broken = (left >= shape.card_milli) & (left < CARD_MILLI)
         gain = np.where(broken, by_card - rest, -np.inf)
         best = gain.argmax(axis=1)
-        score[0, ok] = now - self._node(model, after, free, room - shape.card_milli) + weight * gain.max(axis=1)
+        score[0, ok] = (
+            now - self._node(model, after, free, room - shape.card_milli) + weight * gain.max(axis=1)
+        )
         card[0, ok] = best
         opened = self._node(model, after, np.maximum(free - 1, 0), room + CARD_MILLI - shape.card_milli)
         open_gain = of_free - self.waste.card[model, CARD_MILLI - shape.card_milli]
@@ -231,7 +241,9 @@ class Rigbook:
         at = np.clip(room / ROOM_STEP_MILLI, 0, ROOM_STEPS - 1)
         low = np.minimum(at.astype(np.int64), ROOM_STEPS - 2)
         part = at - low
-        result: FloatArray = table[model, step, free, low] * (1 - part) + table[model, step, free, low + 1] * part
+        result: FloatArray = (
+            table[model, step, free, low] * (1 - part) + table[model, step, free, low + 1] * part
+        )
         return result
 
     def charge(self, fleet: Fleet, shape: Shape) -> FloatArray | None:

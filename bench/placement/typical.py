@@ -25,7 +25,9 @@ class TypicalMix:
     weights: tuple[float, ...]
 
     def gpu_shapes(self) -> list[tuple[Shape, float]]:
-        return [(shape, weight) for shape, weight in zip(self.shapes, self.weights, strict=True) if shape.cards]
+        return [
+            (shape, weight) for shape, weight in zip(self.shapes, self.weights, strict=True) if shape.cards
+        ]
 
 
 def typical_mix(shapes: Iterable[Shape], share: float = TYPICAL_SHARE) -> TypicalMix:
@@ -37,7 +39,9 @@ def typical_mix(shapes: Iterable[Shape], share: float = TYPICAL_SHARE) -> Typica
     total = sum(counts.values())
     if total == 0:
         raise ValueError("no shapes to take the typical mix of")
-    ranked = sorted(counts.items(), key=lambda item: (item[1], *item[0][:3], "|".join(item[0][3])), reverse=True)
+    ranked = sorted(
+        counts.items(), key=lambda item: (item[1], *item[0][:3], "|".join(item[0][3])), reverse=True
+    )
     kept: list[Shape] = []
     numbers: list[int] = []
     for (cpu_milli, card_milli, cards, models), number in ranked:
@@ -59,7 +63,12 @@ def fragment_naive(mix: TypicalMix, model: str, cpu_left: int, card_left: Iterab
     total = 0.0
     for shape, weight in zip(mix.shapes, mix.weights, strict=True):
         enough = [room for room in left if room >= shape.card_milli]
-        usable = shape.cards and shape.accepts(model) and cpu_left >= shape.cpu_milli and len(enough) >= shape.cards
+        usable = (
+            shape.cards
+            and shape.accepts(model)
+            and cpu_left >= shape.cpu_milli
+            and len(enough) >= shape.cards
+        )
         total += weight * (idle - sum(enough) if usable else idle)
     return total
 

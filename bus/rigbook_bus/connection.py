@@ -24,6 +24,7 @@ from nats.errors import Error as NatsError
 from nats.nuid import NUID
 
 from rigbook_bus.protocol import BusDenied, BusUnavailable, BusUnknown, Link
+from rigbook_bus.wire_parser import WireParser
 
 if TYPE_CHECKING:
     import ssl
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
     from nats.aio.client import Server
 
-__all__ = ["Connection", "Reply", "Subscription", "Taker"]
+    from rigbook_bus.wire_parser import Taker
+
+__all__ = ["Connection", "Reply", "Subscription"]
 
 log = logging.getLogger("rigbook_bus")
 
@@ -59,12 +62,6 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class Taker(Protocol):
-    """Takes one message, straight from the parser: must be short and must not raise."""
-
-    def __call__(self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None, /) -> None: ...
-
-
 class Subscription(Protocol):
     """What nats-py returns, as far as we use it."""
 
@@ -72,27 +69,29 @@ class Subscription(Protocol):
 
 
 class _DirectClient(Client):
-    """nats-py with one change: messages of our own subscriptions skip its queues and tasks.
-
-    Measured (bench/bus_read.py): twice the events per second, and no limit at which messages are dropped.
-    """
+    """nats-py with one change: messages go from our parser to a plain function, past its queues and tasks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.direct: dict[int, Taker] = {}
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
-        take = self.direct.get(sid)
-        if take is not None:
-            take(subject, reply, data, headers)
+        self.takers: dict[bytes, Taker] = {}  # by subscription id, as it stands on the wire
+        self._ps = WireParser(self, self.takers)  # type: ignore[assignment]  # has the same two methods
 
     async def subscribe_direct(self, subject: str, take: Taker, queue: str = "") -> Subscription:
-        self.direct[self._sid + 1] = take  # before SUB leaves: the first message may come at once
+        self.takers[b"%d" % (self._sid + 1)] = take  # before SUB leaves: the first message may come at once
         return await self.subscribe(subject, queue=queue, cb=_never)
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
-        self.direct.pop(sid, None)
+        self.takers.pop(b"%d" % sid, None)
         super()._remove_sub(sid, max_msgs)
+
+    async def confirm(self) -> None:
+        """Wait until the server has taken everything handed over so far. Raises nats-py's errors, TimeoutError.
+
+        nats-py's own `flush` writes its PING past the commands still waiting, so that the PONG proves nothing.
+        """
+        async with asyncio.timeout(FLUSH_SECONDS):
+            await self._flush_pending(force_flush=True)
+            await self.flush()
 
     def forget_unsent(self) -> None:
         """Drop what was handed over and has not left: its callers are told that the answer is unknown."""
@@ -115,7 +114,7 @@ class _DirectClient(Client):
 
 
 async def _never(_: object) -> None:
-    """nats-py wants a callback; `_process_msg` never comes to it."""
+    """nats-py wants a callback; our parser never comes to it."""
 
 
 class _Call(NamedTuple):
@@ -216,8 +215,11 @@ class Connection:
             raise BusDenied(f"cannot connect to {self.url} as {self.name}: {error}") from error
 
     async def _open_inbox(self) -> None:
-        await self._client.subscribe_direct(f"{self._inbox}.*", self._on_reply)
-        await self._client.flush(FLUSH_SECONDS)  # type: ignore[arg-type]  # a denial arrives before the pong
+        try:
+            await self._client.subscribe_direct(f"{self._inbox}.*", self._on_reply)
+            await self._client.confirm()  # a denial arrives before the pong
+        except (NatsError, OSError, TimeoutError) as error:
+            raise BusUnavailable(f"{self.url} went away while connecting: {error}") from error
         assert self._refused is not None
         if self._refused.done():
             raise BusDenied(
@@ -344,8 +346,8 @@ class Connection:
         """Wait until the server has taken everything sent so far. Raises BusUnknown."""
         self.require()
         try:
-            await self._client.flush(FLUSH_SECONDS)  # type: ignore[arg-type]  # any positive number
-        except (NatsError, OSError) as error:
+            await self._client.confirm()
+        except (NatsError, OSError, TimeoutError) as error:
             raise BusUnknown(f"{self.server} did not confirm what was sent: {error}") from error
 
     async def close(self) -> None:
@@ -355,8 +357,8 @@ class Connection:
             return
         if self.link is Link.CONNECTED and self._client.is_connected:
             try:
-                await self._client.flush(FLUSH_SECONDS)  # type: ignore[arg-type]  # any positive number
-            except (NatsError, OSError):
+                await self._client.confirm()
+            except (NatsError, OSError, TimeoutError):
                 log.info("%s: closing without the server's last confirmation", self.name)
         await self._client.close()
         self._tell(Link.CLOSED, "closed by us")

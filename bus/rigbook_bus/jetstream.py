@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from rigbook_bus import jetstream_api as api
 from rigbook_bus.connection import NO_RESPONDERS, Connection, Reply, header_of
@@ -50,7 +52,7 @@ class JetStreamBus:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._open: set[JetStreamTail | JetStreamReader] = set()
+        self._open: WeakSet[JetStreamTail | JetStreamReader] = WeakSet()
         self._answering: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -292,6 +294,8 @@ class JetStreamBus:
 
         async def stop() -> None:
             await self._connection.unsubscribe(subscription)
+            with contextlib.suppress(BusError):
+                await self._connection.flush()  # from here on nobody is sent to us
 
         return stop
 

@@ -253,8 +253,9 @@ class MemoryServer:
         if not appended.duplicate:
             for peer in tuple(self._peers):
                 peer.stored(stream.spec.name, appended.seq, subject)
-            for name in tuple(stream.consumers):
-                self.dispatch(stream.spec.name, name)
+            for name, consumer in tuple(stream.consumers.items()):
+                if consumer.is_asked and stream.wanted(consumer.spec.filters, subject):
+                    self.dispatch(stream.spec.name, name)
         return appended
 
     # ---- consumers -----------------------------------------------------------------------------------------

@@ -222,6 +222,11 @@ class MemoryConsumer:
         self._again: deque[int] = deque()  # due, in the order in which they became due
         self._waiting: deque[Pull] = deque()
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a reader waits: without one there is nothing to hand out."""
+        return bool(self._waiting)
+
     def pull(self, pull: Pull) -> None:
         self._waiting.append(pull)
 

@@ -122,7 +122,13 @@ class Cell:
         else:
             words += ["serve", name, "--nats", self.url]
         words += ["--data", str(o.data / name), "--log-form", "json", "--log-level", o.log_level]
-        return Part(name=name, command=tuple(words), log=o.logs / f"{name}.log")
+        return Part(name=name, command=tuple(words), log=o.logs / f"{name}.log", environment=self._environment(name))
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """Workloads for simulated cards are programs of ours: `python3` must mean the one that has them."""
+        if name != "agent" or not self.options.gpus.startswith("sim:"):
+            return {}
+        return {"PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}  # noqa: PTH120
 
     def _tell(self, name: str, state: State, text: str) -> None:
         self._told(name, state, text)

@@ -38,13 +38,14 @@ def main() -> int:
 
 
 def _run() -> int:
-    from rigbook.commands.app import app
+    from rigbook.commands.app import app_for
     from rigbook.failures import RigbookFailure
-    from rigbook.output import print_failure
 
     try:
-        app()
+        app_for(sys.argv[1:])()
     except RigbookFailure as failure:
+        from rigbook.output import print_failure
+
         print_failure(failure, as_json="--json" in sys.argv)
         return failure.exit
     except SystemExit as end:  # from the command line library

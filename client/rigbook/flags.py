@@ -13,13 +13,14 @@ from rigbook_schemas.values import PRIORITIES, Component, Mode, Owner, Port, Req
 
 from rigbook.demandfile.demand import NAME_MAX
 from rigbook.failures import Invalid, Unusable
+from rigbook.labels import pairs
 from rigbook.memory import MemoryTextError, parse_gpu
 from rigbook.moments import MomentError, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Flags", "demand_of", "pairs"]
+__all__ = ["Flags", "demand_of"]
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -90,17 +91,6 @@ def demand_of(flags: Flags) -> DemandRaised:
         max_run_seconds=_duration(flags.max_run),
         restart=Restart(policy=_restart(flags)),
     )
-
-
-def pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
-    """`{"disk": "nvme"}` of `["disk=nvme"]`. Raises Invalid."""
-    found: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise _invalid(flag, f"{text!r} is no pair", "NAME=VALUE")
-        found[key.strip()] = value
-    return found
 
 
 def _name_of(flags: Flags) -> str:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["card_named", "demand_named", "events_of", "node_named"]
 
 
-async def demand_named(client: Client, name: str) -> DemandRow:
-    """By id, or by name: the live one, else the latest. Raises NotFound."""
-    rows = (await client.ask("demand", Question(id=name))).rows
+async def demand_named(client: Client, name: str, *, position_min: int = 0) -> DemandRow:
+    """By id, or by name: the live one, else the latest. `position_min`: not older than this. Raises NotFound."""
+    rows = (await client.ask("demand", Question(id=name, position_min=position_min))).rows
     if not rows:
         raise NotFound(f"no demand {name!r}", remedy="`rigbook ls --all` lists them, ended ones too")
     row: DemandRow = rows[0]

@@ -75,6 +75,7 @@ def answer_json(rows: Iterable[Any], answer: Answer) -> None:
             "position_time": answer.position_time,
             "caught_up": answer.caught_up,
             "safe_mode": answer.safe_mode,
+            "notice": answer.notice,
         }
     )
 

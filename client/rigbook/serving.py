@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rigbook_bus.clock import Clock
-    from rigbook_bus.protocol import Bus
+    from rigbook_bus.protocol import Bus, Link
 
 __all__ = ["MODULES", "Start", "run_part"]
 
@@ -85,7 +85,7 @@ async def _serve(start: Start, module: _Service, options: Any, outcome: list[int
     import structlog
     from rigbook_bus.clock import SystemClock
     from rigbook_bus.jetstream import JetStreamBus
-    from rigbook_bus.protocol import BusError, Link
+    from rigbook_bus.protocol import BusError
     from rigbook_bus.runner import random_id
 
     log = structlog.get_logger()
@@ -100,7 +100,7 @@ async def _serve(start: Start, module: _Service, options: Any, outcome: list[int
         log.error("no bus", code=error.code, why=str(error))  # noqa: TRY400 - no traceback for a wrong address
         outcome[0] = Exit.NO_ANSWER
         return
-    bus.on_link(lambda link, why: _told(log, link is Link.CONNECTED, why))
+    bus.on_link(lambda link, why: _told(log, link, why))
     ready = asyncio.Event()
     telling = asyncio.create_task(_tell_ready(ready, start.ready_fd))
     try:
@@ -118,8 +118,11 @@ async def _serve(start: Start, module: _Service, options: Any, outcome: list[int
         await bus.close()
 
 
-def _told(log: Any, connected: bool, why: str) -> None:  # noqa: FBT001
-    (log.info if connected else log.warning)("bus connected" if connected else "bus away", why=why)
+def _told(log: Any, link: Link, why: str) -> None:
+    if link.value == "away":
+        log.warning("the bus is away", why=why)
+    else:
+        log.info(f"bus {link.value}", why=why)
 
 
 def _lifeline() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rigbook_schemas.queries import CardRow, DemandRow, DriftRow, EventRow, NodeRow, ProjectRow, TenureRow
 
-__all__ = ["cards", "clock", "demands", "drifts", "events", "facts", "nodes", "plain", "projects", "tenures"]
+__all__ = ["cards", "cell", "clock", "demands", "drifts", "events", "facts", "nodes", "plain", "projects", "tenures"]
 
 STYLES: Final = {
     "running": "green", "ready": "green", "free": "green", "ok": "green",
@@ -169,7 +169,12 @@ def plain(*columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str | Text) -> None:
-    table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in cells))
+    table.add_row(*(one if isinstance(one, Text) else cell(one) for one in cells))
+
+
+def cell(text: str) -> Text:
+    """A text that others wrote, as it may stand in a table."""
+    return Text(printable(text))
 
 
 def status(word: str) -> Text:

@@ -77,7 +77,9 @@ class FrozenType(msgspec.StructMeta):
     def __new__(
         cls, name: str, bases: tuple[type, ...], members: dict[str, Any], **config: Any
     ) -> FrozenType:
-        return super().__new__(cls, name, bases, members, **{"frozen": True, "kw_only": True, **config})
+        config.setdefault("frozen", True)
+        config.setdefault("kw_only", True)
+        return super().__new__(cls, name, bases, members, **config)
 
 
 class Value(msgspec.Struct, metaclass=FrozenType, omit_defaults=True):

@@ -179,13 +179,17 @@ class PrivateDocker:
 
     def destroy(self) -> None:
         self.stop()
-        subprocess.run(["ip", "link", "del", self._bridge], check=False, capture_output=True, env={"PATH": self._path})
+        subprocess.run(
+            ["ip", "link", "del", self._bridge], check=False, capture_output=True, env={"PATH": self._path}
+        )
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")[-4000:]
 
-    def request(self, method: str, path: str, body: bytes = b"", kind: str = "application/json") -> tuple[int, bytes]:
+    def request(
+        self, method: str, path: str, body: bytes = b"", kind: str = "application/json"
+    ) -> tuple[int, bytes]:
         """The plain API, so that what the engine did is seen by other means."""
         connection = http.client.HTTPConnection("localhost", timeout=60)
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -228,10 +232,16 @@ def _private_docker(request: pytest.FixtureRequest, *, cards: bool) -> PrivateDo
     """One per session, also when several test files import the fixture."""
     known = request.config.stash.setdefault(_DOCKERS, {})
     if cards not in known:
-        lacking = [name for name in ("dockerd", "ip") if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin")]
+        lacking = [
+            name
+            for name in ("dockerd", "ip")
+            if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin")
+        ]
         if lacking or not as_root():
             pytest.skip(f"needs Docker Engine and root (lacking: {', '.join(lacking) or 'root'})")
-        folder = Path(tempfile.mkdtemp(prefix="rbt-", dir="/tmp"))  # a socket's path is 107 characters at most
+        folder = Path(
+            tempfile.mkdtemp(prefix="rbt-", dir="/tmp")
+        )  # a socket's path is 107 characters at most
         docker = PrivateDocker(folder, cards=cards, number=int(cards))
         request.config.add_cleanup(docker.destroy)
         docker.start()

@@ -252,7 +252,7 @@ async def test_a_lost_delivery_is_noticed_and_read_again(nats):
         real_take(subject, reply, body, headers)
 
     # the parser's table is the only place where a message can be made to vanish
-    direct = bus._connection._client.direct
+    direct = bus._connection._client.takers
     for sid, taker in direct.items():
         if taker == real_take:
             direct[sid] = swallow_third
@@ -269,7 +269,7 @@ async def test_a_silent_server_is_noticed_by_its_missing_heartbeat(nats):
     tail = await bus.tail("LOG")
     await fill(bus, 1, 1)
     await take(tail, 1)
-    direct = bus._connection._client.direct
+    direct = bus._connection._client.takers
     for sid, taker in tuple(direct.items()):
         if taker == tail._take:
             direct[sid] = lambda *_: None

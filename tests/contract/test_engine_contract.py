@@ -157,6 +157,12 @@ async def test_output_can_be_followed_to_the_end(engine, launch):
     assert [line.strip() for line in lines] == [b"one", b"two", b"three"]
 
 
+async def test_a_very_long_line_stays_whole(engine, launch):
+    running = await engine.start(launch("sh", "-c", "head -c 50000 /dev/zero | tr '\\0' x; echo; echo end"))
+    lines = [line async for line in engine.logs(running, follow=True, lines_max=10)]
+    assert lines == [b"x" * 50000 + b"\n", b"end\n"]
+
+
 async def test_the_last_lines_of_the_output(engine, launch):
     running = await engine.start(launch("seq", "1", "100"))
     ended = await until_ended(engine, running)
@@ -175,10 +181,14 @@ async def test_components_of_one_epoch_are_kept_apart(engine, launch):
 
 async def test_many_at_once(engine, launch):
     epochs = range(1, 9)
-    await asyncio.gather(*(engine.start(launch("sh", "-c", f"exit {epoch}", epoch=epoch)) for epoch in epochs))
+    await asyncio.gather(
+        *(engine.start(launch("sh", "-c", f"exit {epoch}", epoch=epoch)) for epoch in epochs)
+    )
 
     async def all_ended():
         return not any(one.running for one in await engine.inventory())
 
     await eventually(all_ended, seconds=30)
-    assert {one.epoch: one.exit_code for one in await engine.inventory()} == {epoch: epoch for epoch in epochs}
+    assert {one.epoch: one.exit_code for one in await engine.inventory()} == {
+        epoch: epoch for epoch in epochs
+    }

@@ -65,7 +65,7 @@ async def test_a_program_runs_in_its_own_session_folder_and_cgroup(engine, group
     stat = stat_of(pid)
     assert (stat.session, stat.group) == (pid, pid)
     await eventually(lambda: asyncio.sleep(0, Path(f"/proc/{pid}/comm").read_text() == "sleep\n"))
-    assert os.readlink(f"/proc/{pid}/cwd").endswith("100-main/files")
+    assert str(Path(f"/proc/{pid}/cwd").readlink()).endswith("100-main/files")
     if groups.kind:
 
         async def inside():

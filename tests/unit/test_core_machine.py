@@ -161,7 +161,7 @@ class Core(RuleBasedStateMachine):
     # -- clients --------------------------------------------------------------------------------
 
     @rule(project=projects, probe=st.booleans(), memory=st.integers(-(2**62), 2**62))
-    def raise_a_demand(self, project: str, probe: bool, memory: int) -> None:
+    def raise_a_demand(self, project: str, *, probe: bool, memory: int) -> None:
         self.raised += 1
         resources = v.Request(memory_bytes=memory)
         self.tell(raised(f"d{self.raised}", project, probe=probe, resources=resources))
@@ -197,6 +197,11 @@ class Core(RuleBasedStateMachine):
     @rule(data=st.data(), mode=st.sampled_from(v.Mode), count=st.integers(1, 4), quarters=st.integers(1, 4))
     def bind(self, data: st.DataObject, mode: v.Mode, count: int, quarters: int) -> None:
         self.bind_one_of(data, [*self.state.waiting], mode, count, quarters)
+
+    @rule(data=st.data(), project=projects, mode=st.sampled_from(v.Mode), quarters=st.integers(1, 4))
+    def raise_and_bind(self, data: st.DataObject, project: str, mode: v.Mode, quarters: int) -> None:
+        self.raise_a_demand(project, probe=False, memory=v.GIB)
+        self.bind_one_of(data, [f"d{self.raised}"], mode, 3, quarters)
 
     @precondition(lambda self: self.state.ended)
     @rule(data=st.data(), mode=st.sampled_from(v.Mode), count=st.integers(1, 4), quarters=st.integers(1, 4))
@@ -281,6 +286,17 @@ class Core(RuleBasedStateMachine):
                 self.tell(e.Unready(demand=demand, epoch=epoch, node=node))
             case _:
                 self.tell(e.Exited(demand=demand, epoch=epoch, node=node, verdict=verdict, final=final))
+
+    @precondition(lambda self: self.state.bindings)
+    @rule(data=st.data(), are_ready=st.booleans())
+    def start_everywhere(self, data: st.DataObject, are_ready: bool) -> None:
+        epoch, demand, _ = self.holder(data)
+        binding = self.state.bindings[epoch]
+        left = [s.node for s in binding.shares if s.node not in binding.released]
+        for node in left:
+            self.tell(e.Started(demand=demand, epoch=epoch, node=node))
+            if are_ready:
+                self.tell(e.Ready(demand=demand, epoch=epoch, node=node))
 
     @precondition(lambda self: self.state.bindings)
     @rule(data=st.data(), verdict=verdicts, everywhere=st.booleans())

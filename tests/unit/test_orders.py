@@ -133,6 +133,30 @@ def test_a_half_written_last_line_costs_that_line_only(path: Path) -> None:
     assert again.damaged_lines == 1
 
 
+def test_what_comes_late_is_taken_all_the_same(path: Path) -> None:
+    """An agent died with 5 and 6 read and not acknowledged; the next one reads 7 before they come again."""
+    opened = book(path)
+    assert isinstance(opened.take(bound(7)), Order)
+    opened.close_order(7)
+    assert isinstance(opened.take(bound(5)), Order)
+    assert isinstance(opened.take(bound(6)), Order)
+    assert set(opened.open_orders) == {5, 6}
+
+
+def test_a_consumer_made_anew_begins_nothing_old_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rigbook_nodeagent.orders.CLOSED_KEPT", 10)
+    opened = book(path)
+    opened.take(bound(1))
+    for seq in range(2, 40):
+        opened.take(bound(seq))
+        opened.close_order(seq)
+    opened.close()
+    again = book(path)
+    assert [again.take(bound(seq)) for seq in range(1, 40)] == [None] * 39
+    assert set(again.open_orders) == {1}
+    assert isinstance(again.take(bound(40)), Order)
+
+
 def test_the_file_is_written_anew_when_much_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rigbook_nodeagent.orders.COMPACT_AFTER", 10)
     opened = book(path)

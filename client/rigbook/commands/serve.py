@@ -9,8 +9,8 @@ import typer
 
 from rigbook.context import default_data, find_url
 from rigbook.failures import Invalid
-from rigbook.flags import pairs
 from rigbook.hardware import cards_of, default_engines, default_node
+from rigbook.labels import pairs
 from rigbook.serving import Start, run_part
 
 __all__ = ["register"]

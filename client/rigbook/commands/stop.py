@@ -57,13 +57,14 @@ def stop(
             row = await demand_named(client, demand)
             if row.phase in TERMINAL:
                 return row
+            seq = 0
             if row.wanted:
-                await client.withdraw(row.demand, row.project, by=by or me(), reason=reason)
+                seq = await client.withdraw(row.demand, row.project, by=by or me(), reason=reason)
                 if not as_json:
                     say(f"{row.demand}: desired is stopped from now on")
             elif not as_json:
                 say(f"{row.demand}: was stopped already, by {row.withdrawn_by or 'somebody'}; it is {row.phase}")
-            return await _gone(client, row.demand, seconds, quiet=as_json) if wait else await demand_named(client, row.demand)
+            return await _gone(client, row.demand, seconds, quiet=as_json) if wait else await demand_named(client, row.demand, position_min=seq)
 
     row = run(go())
     if as_json:

@@ -16,8 +16,8 @@ from rigbook.commands.invoke import run
 from rigbook.context import default_data
 from rigbook.exitcodes import Exit
 from rigbook.failures import Invalid, RigbookFailure
-from rigbook.flags import pairs
 from rigbook.hardware import cards_of, default_engines, default_node
+from rigbook.labels import pairs
 from rigbook.output import say, show
 
 __all__ = ["register"]

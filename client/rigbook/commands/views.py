@@ -18,7 +18,7 @@ from rigbook import tables
 from rigbook.commands.invoke import connected, now_ns, run, watch
 from rigbook.commands.options import AsJson, Data, Nats, Watch
 from rigbook.failures import Invalid
-from rigbook.lookup import card_named, demand_named
+from rigbook.lookup import demand_named
 from rigbook.moments import MomentError, local_zone, parse_moment, rfc3339_of
 from rigbook.narrative import record_line
 from rigbook.output import answer_json, json_line, say, show
@@ -33,6 +33,7 @@ __all__ = ["moment_option", "register"]
 
 PHASES: Final = ("live", "all", "waiting", "bound", "starting", "running", "releasing", "ended", "refused", "withdrawn")
 EVENTS_SHOWN: Final = 200
+BEGINNING: Final = "1970-01-01T00:00:00Z"  # "who had it, ever" is asked as a span
 
 
 def register(app: typer.Typer) -> None:
@@ -120,14 +121,16 @@ def who(
 
     async def go() -> None:
         async with connected(nats, data) as client:
-            card = await card_named(client, gpu)
-            question = Question(card=card.uuid, at=moment, limit=LIMIT_MAX)
+            # a card that has left its node is named no more, and its past is told all the same
+            card = (await client.ask("cards", Question(card=gpu))).rows
+            question = Question(card=gpu, at=moment, since="" if moment else BEGINNING, limit=LIMIT_MAX)
             rows, answer = await client.whole("who", question)
             if as_json:
                 answer_json(rows, answer)
                 return
             when = f" at {tables.clock(moment)}" if moment else ""
-            say(f"{card.uuid}, GPU {card.index} of node {card.node} ({card.model}){when}", "bold")
+            for one in card[:1]:
+                say(f"{one.uuid}, GPU {one.index} of node {one.node} ({one.model}){when}", "bold")
             if note:
                 say(f"({note})", "dim")
             if rows:
@@ -161,7 +164,7 @@ def events(
         async with connected(nats, data) as client:
             wanted = (await demand_named(client, demand)).demand if demand else ""
             last = await client.last_seq()
-            rows = await _history(client, Question(id=wanted, kinds=kinds, since=start, until=end, limit=LIMIT_MAX), last, limit)
+            rows = await _history(client, Question(id=wanted, kinds=kinds, since=start, until=end, limit=LIMIT_MAX), limit)
             if note and not as_json:
                 say(f"({note})", "dim")
             if as_json:
@@ -179,18 +182,19 @@ def events(
     run(go())
 
 
-async def _history(client: Client, question: Question, last: int, limit: int) -> list[EventRow]:
-    """All of a span; without one, the latest `limit`."""
-    if question.since or question.id:
+async def _history(client: Client, question: Question, limit: int) -> list[EventRow]:
+    """All of a span or of a demand; else the latest `limit`, oldest first."""
+    if question.since or question.until or question.id:
         return await client.rows("events", question)
+    latest = msgspec.structs.replace(question, newest_first=True, limit=min(limit, LIMIT_MAX))
     rows: list[EventRow] = []
-    span = max(limit * (20 if question.kinds else 1), limit)
-    while True:  # the log is asked by sequence; kinds thin it out, so look further back until there are enough
-        first = max(0, last - span)
-        rows = await client.rows("events", msgspec.structs.replace(question, since_seq=first))
-        if len(rows) >= limit or first == 0:
-            return rows[-limit:]
-        span *= 4
+    while len(rows) < limit:
+        page = await client.ask("events", latest)
+        rows += page.rows
+        if not page.answer.next:
+            break
+        latest = msgspec.structs.replace(latest, cursor=page.answer.next)
+    return rows[:limit][::-1]
 
 
 def _print_event(record: Record, row: EventRow, *, as_json: bool) -> None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from rigbook_schemas import events as e
+from rigbook_schemas.catalogue import KINDS
 from rigbook_schemas.subjects import LEDGER_STREAM
-from rigbook_schemas.wire import Malformed, Record, Unknown, decode
+from rigbook_schemas.wire import Unknown, decode
 
 from rigbook_ledger.evolve import evolve
 from rigbook_ledger.state import Binding, Demand, Phase
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rigbook_bus.protocol import Message
+    from rigbook_schemas.wire import Record
 
     from rigbook_ledger.state import Finding, State
 
@@ -51,6 +53,11 @@ AUDIT: Final = "audit"
 NAME_MAX: Final = 128
 
 _encode: Final = msgspec.msgpack.Encoder().encode
+# Which of the names an event can be found by are fields of its payload: (demand, node, card).
+_SHAPES: Final[dict[type, tuple[bool, ...]]] = {
+    kind.payload: tuple(name in kind.payload.__struct_fields__ for name in ("demand", "node", "card"))
+    for kind in KINDS
+}
 
 
 class Gap(Exception):
@@ -126,7 +133,7 @@ class Entries:
             kind = type(data)
             look = _BEFORE.get(kind)
             seen = look(state, data) if look is not None else None
-            did = getattr(data, "demand", "")
+            did = "" if transitions is None else getattr(data, "demand", "")
             before = state.demands.get(did) if did else None
             found = len(touched.findings)
             state = evolve(state, record)
@@ -162,32 +169,32 @@ class Entries:
         self.count += 1
         data = record.data
         seq = m.seq
-        if isinstance(data, (Unknown, Malformed)):
+        kind = record.kind
+        mention = self.mentions.append
+        shape = _SHAPES.get(type(data))
+        if shape is None:
             kind = UNKNOWN if isinstance(data, Unknown) else MALFORMED
-            did = record.correlation
+            if record.correlation and len(record.correlation) <= NAME_MAX:
+                mention(("d:" + record.correlation, seq))
         else:
-            kind = record.kind
-            did = getattr(data, "demand", "")
+            has_demand, has_node, has_card = shape
+            known: Any = data
+            if has_demand and known.demand:
+                mention(("d:" + known.demand, seq))
+            if has_node and known.node:
+                mention(("n:" + known.node, seq))
+            if has_card and known.card:
+                mention(("c:" + known.card, seq))
+            if kind == "bound":
+                for share in known.shares:
+                    mention(("n:" + share.node, seq))
+                    for allotment in share.allotments:
+                        mention(("c:" + allotment.card, seq))
+            elif kind == "eviction.ordered":
+                for node in known.nodes:
+                    mention(("n:" + node, seq))
         if self._raw:
             self.events.append((seq, m.subject, m.received_ns, kind, m.body))
-        mention = self.mentions.append
-        if did and len(did) <= NAME_MAX:
-            mention(("d:" + did, seq))
-        if kind == "bound":
-            for share in data.shares:  # type: ignore[union-attr]
-                mention(("n:" + share.node, seq))
-                for allotment in share.allotments:
-                    mention(("c:" + allotment.card, seq))
-        elif kind == "eviction.ordered":
-            for node in data.nodes:  # type: ignore[union-attr]
-                mention(("n:" + node, seq))
-        else:
-            node = getattr(data, "node", "")
-            if node:
-                mention(("n:" + node, seq))
-            card = getattr(data, "card", "")
-            if card:
-                mention(("c:" + card, seq))
 
 
 def _transition(

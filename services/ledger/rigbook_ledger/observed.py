@@ -87,7 +87,7 @@ def observe(beat: Beat, *, stale_seconds: float) -> Observed:
             hold = Hold(
                 card=card.uuid,
                 pid=process.pid,
-                memory_bytes=process.memory_bytes,
+                memory_bytes=_believable(process.memory_bytes),
                 component=process.component or (owner.component if owner else ""),
                 container=process.container,
                 user=process.user,
@@ -129,8 +129,13 @@ def _once_per_pid(processes: tuple[ProcessObservation, ...]) -> list[ProcessObse
     return list(best.values())
 
 
+def _believable(memory_bytes: int | None) -> int | None:
+    """No process holds less than nothing: such a figure is unknown."""
+    return None if memory_bytes is None or memory_bytes < 0 else memory_bytes
+
+
 def _unexplained(card: CardObservation, processes: list[ProcessObservation]) -> int | None:
     """None = a figure is missing, so nothing can be said."""
-    if card.memory_used_bytes is None or any(p.memory_bytes is None for p in processes):
+    if card.memory_used_bytes is None or any(_believable(p.memory_bytes) is None for p in processes):
         return None
     return max(0, card.memory_used_bytes - sum(p.memory_bytes or 0 for p in processes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path  # noqa: TC003 - msgspec resolves the annotation
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec

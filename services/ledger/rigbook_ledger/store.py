@@ -22,7 +22,9 @@ import fcntl
 import os
 import sqlite3
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import aiosqlite
 import msgspec
@@ -30,13 +32,23 @@ from rigbook_bus.protocol import Message
 from rigbook_schemas.subjects import HEARTBEAT_STREAM
 
 from rigbook_ledger.identity import fold_identity
-from rigbook_ledger.tables import APPLICATION_ID, DERIVED, FORMAT, SCHEMA, WRITE_BOOK, WRITES
+from rigbook_ledger.tables import (
+    APPLICATION_ID,
+    DERIVED,
+    FORMAT,
+    INSERTS,
+    ROWS_MAX,
+    SCHEMA,
+    UPDATES,
+    WRITE_BOOK,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
-    from rigbook_ledger.entries import Entries
+    from rigbook_ledger.entries import Entries, Row
+    from rigbook_ledger.tables import Insert
 
 __all__ = ["Mark", "Store", "StoreError", "StoreInUse", "StoreLost", "StoreUnreadable"]
 
@@ -137,14 +149,14 @@ class Store:
                 store.mark, fold = found
                 store.current = fold == fold_identity()
         except sqlite3.OperationalError as error:
-            await _close(writer, reader)
+            await _close(reader, writer)
             raise StoreError(f"{path}: {error}; mend the disk or choose another data folder") from error
         except sqlite3.DatabaseError as error:
             known = await _known(writer)
-            await _close(writer, reader)
+            await _close(reader, writer)
             raise StoreUnreadable(f"{path} is damaged ({error})", known) from error
         except BaseException:
-            await _close(writer, reader)
+            await _close(reader, writer)
             raise
         return store
 
@@ -162,10 +174,12 @@ class Store:
         db = self._writer
         await db.execute("BEGIN IMMEDIATE")
         try:
-            for statement, table in WRITES:
-                rows = getattr(entries, table)
+            for insert in INSERTS:
+                await self._insert(insert, getattr(entries, insert.rows))
+            for update in UPDATES:
+                rows = getattr(entries, update.rows)
                 if rows:
-                    await db.executemany(statement, rows.values() if isinstance(rows, dict) else rows)
+                    await db.executemany(update.statement, rows)
             if any(row[0] == HEARTBEAT_STREAM for row in entries.findings):
                 await db.execute(
                     "DELETE FROM findings WHERE stream = ?1 AND number NOT IN "
@@ -185,6 +199,17 @@ class Store:
             raise
         if entries.base is not None:
             self.mark = mark
+
+    async def _insert(self, insert: Insert, given: list[Row] | dict[str, Row]) -> None:
+        if not given:
+            return
+        rows = list(given.values()) if isinstance(given, dict) else given
+        full = len(rows) - len(rows) % ROWS_MAX
+        if full:
+            chunks = ([*chain.from_iterable(rows[at : at + ROWS_MAX])] for at in range(0, full, ROWS_MAX))
+            await self._writer.executemany(insert.statement(ROWS_MAX), chunks)
+        if full < len(rows):
+            await self._writer.executemany(insert.statement(1), rows[full:])
 
     async def _advance(self, mark: Mark, fold: str | None) -> None:
         before = 0 if self.mark is None else self.mark.position
@@ -238,7 +263,7 @@ class Store:
         return list(await self._reader.execute_fetchall(statement, parameters))  # type: ignore[arg-type]
 
     async def close(self) -> None:
-        await _close(self._writer, self._reader)
+        await _close(self._reader, self._writer)  # the writer last: it folds the WAL into the file
         os.close(self._lock)
 
 
@@ -274,7 +299,7 @@ def _take_lock(path: Path) -> int:
 
 async def _connect(path: Path, *, read_only: bool = False) -> aiosqlite.Connection:
     # `isolation_level=None`: transactions begin where we say so, not where the module guesses.
-    uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+    uri = f"file:{quote(str(path))}?mode={'ro' if read_only else 'rwc'}"
     return await aiosqlite.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS_MAX)
 
 

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["APPLICATION_ID", "DERIVED", "FORMAT", "SCHEMA", "TENURE", "WRITES", "WRITE_BOOK"]
+import msgspec
+
+__all__ = [
+    "APPLICATION_ID",
+    "DERIVED",
+    "FORMAT",
+    "INSERTS",
+    "ROWS_MAX",
+    "SCHEMA",
+    "TENURE",
+    "UPDATES",
+    "WRITE_BOOK",
+    "Insert",
+]
 
 # "RIGB": whose file this is. See https://www.sqlite.org/pragma.html#pragma_application_id
 APPLICATION_ID: Final = 0x52494742
@@ -104,51 +117,71 @@ TENURE: Final = (
     "released_ns, stopped_ns, verdict, ending, forced"
 )
 
-# (statement, the attribute of `Entries` with its rows), in the order of writing.
-WRITES: Final = (
-    ("INSERT INTO events VALUES (?, ?, ?, ?, ?)", "events"),
-    ("INSERT OR IGNORE INTO mentions VALUES (?, ?)", "mentions"),
-    (
-        (
-            "INSERT INTO demands VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (demand) DO UPDATE SET raised_seq = "
-            "excluded.raised_seq, name = excluded.name, project = excluded.project, phase = excluded.phase, "
-            "body = excluded.body"
-        ),
+
+class Insert(msgspec.Struct, frozen=True):
+    """Rows for a table, many to a statement: one step of SQLite and one change of threads for `ROWS_MAX` rows.
+
+    (One row per step is half as fast, and starves when the fold keeps the interpreter busy meanwhile.)
+    """
+
+    rows: str  # the attribute of `Entries`
+    into: str
+    columns: int
+    conflict: str = ""
+
+    def statement(self, count: int) -> str:
+        one = f"({', '.join('?' * self.columns)})"
+        return f"{self.into} VALUES {', '.join([one] * count)} {self.conflict}"
+
+
+class Update(msgspec.Struct, frozen=True):
+    """Changes of rows that are there; each names the position it speaks for, so their order is free."""
+
+    rows: str
+    statement: str
+
+
+# Times the columns of the widest table it stays far below SQLite's 32,766 parameters.
+ROWS_MAX: Final = 50
+
+INSERTS: Final = (
+    Insert("events", "INSERT INTO events", 5),
+    Insert("mentions", "INSERT OR IGNORE INTO mentions", 2),
+    Insert(
         "demands",
+        "INSERT INTO demands",
+        6,
+        "ON CONFLICT (demand) DO UPDATE SET raised_seq = excluded.raised_seq, name = excluded.name, "
+        "project = excluded.project, phase = excluded.phase, body = excluded.body",
     ),
-    (
-        (
-            "INSERT OR REPLACE INTO tenures (epoch, card, node, card_index, demand, name, project, owner, contact, "
-            "purpose, mode, memory_bytes, bound_ns, stopped_ns) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        ),
+    Insert(
         "tenures",
+        "INSERT OR REPLACE INTO tenures (epoch, card, node, card_index, demand, name, project, owner, contact, purpose, "
+        "mode, memory_bytes, bound_ns, stopped_ns)",
+        14,
     ),
-    ("UPDATE tenures SET stopped_ns = ? WHERE epoch = ?", "stops"),
-    (
-        (
-            "UPDATE tenures SET released_ns = ?, released_seq = ?, verdict = ?, ending = ?, forced = ? "
-            "WHERE epoch = ? AND node = ?"
-        ),
-        "releases",
-    ),
-    (
-        "INSERT INTO drifts (seq, drift, node, card, demand, detected_ns, body) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        "drifts",
-    ),
-    (
-        "UPDATE drifts SET body = ? WHERE drift = ? AND seq < ? AND (cleared_seq = 0 OR cleared_seq > ?)",
-        "drift_updates",
-    ),
-    (
-        "UPDATE drifts SET cleared_seq = ?, cleared_ns = ?, how = ? WHERE drift = ? AND cleared_seq = 0 AND seq < ?",
-        "drift_ends",
-    ),
-    (
-        (
-            "INSERT OR IGNORE INTO findings (stream, seq, code, text, subject, event_id, at_ns) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)"
-        ),
+    Insert("drifts", "INSERT INTO drifts (seq, drift, node, card, demand, detected_ns, body)", 7),
+    Insert(
         "findings",
+        "INSERT OR IGNORE INTO findings (stream, seq, code, text, subject, event_id, at_ns)",
+        7,
+    ),
+)
+# After the inserts: what they change may have been inserted with them.
+UPDATES: Final = (
+    Update("stops", "UPDATE tenures SET stopped_ns = ? WHERE epoch = ?"),
+    Update(
+        "releases",
+        "UPDATE tenures SET released_ns = ?, released_seq = ?, verdict = ?, ending = ?, forced = ? "
+        "WHERE epoch = ? AND node = ?",
+    ),
+    Update(
+        "drift_updates",
+        "UPDATE drifts SET body = ? WHERE drift = ? AND seq < ? AND (cleared_seq = 0 OR cleared_seq > ?)",
+    ),
+    Update(
+        "drift_ends",
+        "UPDATE drifts SET cleared_seq = ?, cleared_ns = ?, how = ? WHERE drift = ? AND cleared_seq = 0 AND seq < ?",
     ),
 )
 

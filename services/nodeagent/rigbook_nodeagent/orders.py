@@ -23,7 +23,9 @@ __all__ = ["Order", "OrderBook", "Stop"]
 
 # Closed orders in the file before it is written anew at the next start-up or compaction.
 COMPACT_AFTER: Final = 5_000
-# Closed epochs kept in mind: a ledger that lags behind our own release must not make us begin again.
+# Closed epochs kept in mind, so that nothing delivered again is begun again. Orders do not come in order:
+# what an agent that died had read and not acknowledged comes again after newer ones. Twice the consumer's
+# `max_ack_pending`; below the oldest one kept (`floor`) every epoch counts as closed.
 CLOSED_KEPT: Final = 2_000
 
 
@@ -66,6 +68,7 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     started: int = 0
     closed: int = 0
     seq: int = 0
+    floor: int = 0
 
 
 class OrderBook:
@@ -78,7 +81,8 @@ class OrderBook:
         self._closed_lines = 0
         self.open_orders: dict[int, Order] = {}
         self._closed: dict[int, None] = {}
-        self.position = 0  # sequence of the last order folded
+        self.floor = 0  # at or below it, what is not open is closed
+        self.position = 0  # highest sequence read so far: how far the agent knows the log
         self.damaged_lines = 0
 
     def open(self) -> None:
@@ -98,11 +102,11 @@ class OrderBook:
     def take(self, record: Record) -> Order | Stop | None:
         """Fold one record of the log; what is new in it for this node, or None.
 
-        An epoch at or below the position that is not open was closed before: it is never opened again.
+        What is open is not opened twice, and what was closed is never opened again.
         """
         data = record.data
         line: _Line | None = None
-        if isinstance(data, Bound) and record.seq > self.position and record.seq not in self.open_orders:
+        if isinstance(data, Bound) and not self._known(record.seq):
             share = next((s for s in data.shares if s.node == self._node), None)
             if share is not None:
                 order = Order(
@@ -140,7 +144,7 @@ class OrderBook:
 
     def adopt(self, order: Order) -> bool:
         """Open an order that the ledger still holds and the book has lost; False when it was there already."""
-        if order.epoch in self.open_orders or order.epoch in self._closed:
+        if self._known(order.epoch):
             return False
         self._fold(_Line(order=order))
         self._write(_Line(order=order))
@@ -174,8 +178,12 @@ class OrderBook:
             self._file.close()
             self._file = None
 
+    def _known(self, epoch: int) -> bool:
+        return epoch in self.open_orders or epoch in self._closed or epoch <= self.floor
+
     def _fold(self, line: _Line) -> None:
         self.position = max(self.position, line.seq)
+        self.floor = max(self.floor, line.floor)
         if line.order is not None:
             self.open_orders[line.order.epoch] = line.order
         elif line.stop is not None:
@@ -190,7 +198,9 @@ class OrderBook:
             self.open_orders.pop(line.closed, None)
             self._closed[line.closed] = None
             if len(self._closed) > CLOSED_KEPT:
-                del self._closed[next(iter(self._closed))]
+                oldest = next(iter(self._closed))
+                del self._closed[oldest]
+                self.floor = max(self.floor, oldest)
 
     def _write(self, line: _Line) -> None:
         assert self._file is not None, "open() first"
@@ -200,7 +210,7 @@ class OrderBook:
         self.close()
         fresh = self._path.with_suffix(".new")
         with fresh.open("wb") as file:
-            file.write(msgspec.json.encode(_Line(seq=self.position)) + b"\n")
+            file.write(msgspec.json.encode(_Line(seq=self.position, floor=self.floor)) + b"\n")
             for epoch in self._closed:
                 file.write(msgspec.json.encode(_Line(closed=epoch)) + b"\n")
             for order in self.open_orders.values():

@@ -184,10 +184,9 @@ class Agent:
         """Orders that the ledger still holds for us and that our book has lost (a power cut, a new disk)."""
         for order in await bindings_of(self._bus, self.node, self.clock):
             if self.book.adopt(order):
-                self._log.warning(
-                    "an order was missing from the book", demand=order.demand, epoch=order.epoch
-                )
-        self.book.flush()
+                self.book.flush()
+                self._log.warning("an order was missing from the book", demand=order.demand, epoch=order.epoch)
+                self._launch(order.epoch)
 
     # -- orders -----------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     sightings_min: int = 2  # never below 2: one sighting is nothing
     gone_min: int = 2
-    graces: dict[DriftKind, float] = GRACE_SECONDS
+    graces: dict[DriftKind, float] = {}  # what is not named here has GRACE_SECONDS
     eviction_grace_seconds: float = 10.0  # in the orders of the reaper
     reorder_seconds: float = 30.0  # an order that did not help is given again after this, then doubled
     reorder_seconds_max: float = 600.0
@@ -131,7 +131,7 @@ def appended(watches: dict[str, Watch], act: Act, now: float) -> None:
     if isinstance(act.data, EvictionOrdered):
         watches[act.key] = replace(watch, orders=watch.orders + 1, ordered_at=now, free=0)
     elif isinstance(act.data, DriftDetected):
-        watches[act.key] = replace(watch, published_at=now)
+        watches[act.key] = replace(watch, open=True, published_at=now)
     elif isinstance(act.data, DriftCleared):
         del watches[act.key]
 

@@ -22,6 +22,7 @@ __all__ = ["DockerClient", "DockerRefusal", "PullProgress"]
 ANSWER_SECONDS: Final = 30.0  # creating a container on a busy disk takes several
 CONNECT_SECONDS: Final = 5.0
 NO_CONNECTION: Final = 900  # aiodocker's own status for it
+LAST_WORDS_LINES: Final = 1000
 PULL_ATTEMPTS_MAX: Final = 4
 PULL_BACKOFF_SECONDS: Final = 1.0  # doubled each time
 # A registry that says one of these will say it again.
@@ -130,22 +131,40 @@ class DockerClient:
 
     async def output(self, identity: str, *, follow: bool, lines_max: int) -> AsyncIterator[bytes]:
         """Lines of standard output and error, newline included."""
-        container = self.api.containers.container(identity)
-        rest = ""
+        rest, last = "", ""
         try:
+            async for stamp, text in self._frames(identity, follow=follow, tail=lines_max):
+                *lines, rest = (rest + text).split("\n")
+                for line in lines:
+                    yield f"{line}\n".encode()
+                last = stamp
             if follow:
-                async for text in container.log(stdout=True, stderr=True, follow=True, tail=lines_max):
-                    *lines, rest = (rest + text).split("\n")
-                    for line in lines:
-                        yield f"{line}\n".encode()
-            else:
-                rest = "".join(await container.log(stdout=True, stderr=True, tail=lines_max))
+                # Docker ends a followed stream when the container ends, and may leave out its last words.
+                async for stamp, text in self._frames(identity, follow=False, tail=LAST_WORDS_LINES):
+                    if stamp > last:
+                        *lines, rest = (rest + text).split("\n")
+                        for line in lines:
+                            yield f"{line}\n".encode()
         except aiodocker.DockerError as error:
             raise EngineError(f"no output of container {identity[:12]}: {error.message}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineError(f"output of container {identity[:12]} broke off: {error}") from error
-        for line in rest.splitlines(keepends=True):
-            yield line.encode()
+        if rest:
+            yield rest.encode()
+
+    async def _frames(self, identity: str, *, follow: bool, tail: int) -> AsyncIterator[tuple[str, str]]:
+        """(time in a fixed width, text) of each message, which may be a part of a long line."""
+        container = self.api.containers.container(identity)
+        if follow:
+            async for frame in container.log(
+                stdout=True, stderr=True, follow=True, tail=tail, timestamps=True
+            ):
+                stamp, _, text = frame.partition(" ")
+                yield stamp, text
+        else:
+            for frame in await container.log(stdout=True, stderr=True, tail=tail, timestamps=True):
+                stamp, _, text = frame.partition(" ")
+                yield stamp, text
 
     async def have_image(
         self,

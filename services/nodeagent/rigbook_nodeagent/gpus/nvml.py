@@ -1,0 +1,374 @@
+"""Real cards, through NVML (`pynvml`).
+
+A card is its UUID; its index is for display. Each card is read by itself: one that is lost, or that may
+not be read, leaves the others as they are. A number that cannot be read is None, with the reason.
+
+Unified memory (GB10, Jetson): NVML has no memory of the card's own to tell, so the capacity is a share of
+the host's RAM, on devices known to be integrated only. The same answer from any other card is unknown, and
+the card is not usable.
+
+MIG: a card in MIG mode is listed as not usable, its instances as cards of their own with `parent` set, and
+index 100 * (index of the card + 1) + number of the instance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pynvml
+from rigbook_schemas.values import CardInventory, CardObservation, ProcessObservation
+from rigbook_schemas.wire import rfc3339
+
+from rigbook_nodeagent.gpus.nvml_calls import Memory, NvmlCalls, is_error
+from rigbook_nodeagent.gpus.plausible import LastGood
+from rigbook_nodeagent.gpus.protocol import DriverFacts, GpusError
+from rigbook_nodeagent.gpus.simulated import visible_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["UNIFIED_MODELS", "NvmlGpus"]
+
+UNIFIED_SHARE: Final = 0.75  # of the host's RAM: the system and the CPU side of the workload need the rest
+# Devices without memory of their own, by a part of their name.
+UNIFIED_MODELS: Final = ("GB10", "Orin", "Thor", "Xavier", "Tegra", "Jetson")
+COMPUTE_MODES: Final = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
+PROHIBITED: Final = 2
+MIG_INSTANCES_MAX: Final = 100
+
+REMEDIES: Final = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not here: install the NVIDIA driver, or use "
+    "simulated cards (--gpus sim:4xRTX4090)",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the kernel module is not loaded: `modprobe nvidia`, and see `dmesg`",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "Driver/library version mismatch: the driver was upgraded while "
+    "the old one is loaded. Running work is left alone; drain the node and reboot it",
+    pynvml.NVML_ERROR_NO_PERMISSION: "this user may not use /dev/nvidia*: run the agent as root or in their group",
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "the driver is too old for this agent",
+}
+# The driver as a whole has gone; one card's trouble is none of these.
+DRIVER_GONE: Final = (
+    pynvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+)
+# The card answers this to everything until it is reset or the node reboots.
+CARD_GONE: Final = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
+
+
+class _Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """A card as last enumerated."""
+
+    card: CardInventory
+    handle: Any
+
+
+class NvmlGpus:
+    """NVML driver. `unified_share` of the host's RAM is what an integrated device may use.
+
+    `host_memory_bytes` and `now_ns` (wall clock) are parameters for tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        unified_share: float = UNIFIED_SHARE,
+        unified_models: Sequence[str] = UNIFIED_MODELS,
+        host_memory_bytes: Callable[[], int | None] | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._unified_share = unified_share
+        self._unified_models = tuple(name.lower() for name in unified_models)
+        self._host_memory_bytes = host_memory_bytes or _host_memory_bytes
+        self._now_ns = now_ns
+        self._opened = False
+        self._calls = NvmlCalls()
+        self._last_good = LastGood()
+        self._seen: dict[str, _Seen] = {}
+
+    @property
+    def samples_rejected(self) -> int:
+        return self._last_good.rejected
+
+    def open(self) -> DriverFacts:
+        try:
+            if not self._opened:
+                pynvml.nvmlInit()
+                self._opened = True
+                self._calls = NvmlCalls()
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            self._forget_driver()
+            return DriverFacts(ok=False, text=_told(error))
+        version = self._optional(pynvml.nvmlSystemGetDriverVersion)
+        cuda = self._optional(pynvml.nvmlSystemGetCudaDriverVersion)
+        return DriverFacts(
+            driver_version=str(version or ""),
+            cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+            text="" if count else "the driver works and sees no card",
+        )
+
+    def inventory(self) -> Sequence[CardInventory]:
+        seen: dict[str, _Seen] = {}
+        lost: list[tuple[int, str]] = []
+        for index in range(self._count()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                found = self._card(handle, index)
+            except pynvml.NVMLError as error:
+                self._raise_if_gone(error)
+                lost.append((index, str(error)))
+                continue
+            for one in found:
+                seen[one.card.uuid] = one
+        cards = [one.card for one in seen.values()]
+        cards.extend(self._missing(seen, lost))
+        self._seen = seen
+        return sorted(cards, key=lambda card: (card.pci_bus_id or "~", card.parent != "", card.index))
+
+    def sample(self) -> Sequence[CardObservation]:
+        if not self._seen:
+            self.inventory()
+        elif not self._opened:
+            raise GpusError("the driver is not open")
+        return [self._sampled(one) for one in self._seen.values()]
+
+    def environment(self, cards: Sequence[str]) -> Mapping[str, str]:
+        return visible_environment(cards)
+
+    def close(self) -> None:
+        self._forget_driver()
+
+    # -- inventory --------------------------------------------------------------------------------
+
+    def _count(self) -> int:
+        if not self._opened:
+            raise GpusError("the driver is not open")
+        try:
+            return int(pynvml.nvmlDeviceGetCount())
+        except pynvml.NVMLError as error:
+            self._raise_if_gone(error)
+            raise GpusError(_told(error)) from error
+
+    def _card(self, handle: Any, index: int) -> list[_Seen]:
+        """The card, and its MIG instances. Raises NVMLError when it cannot even be named."""
+        identity = str(pynvml.nvmlDeviceGetUUID(handle))
+        model = str(self._optional(pynvml.nvmlDeviceGetName, handle) or "unknown model")
+        pci = self._optional(pynvml.nvmlDeviceGetPciInfo, handle)
+        mode = self._optional(pynvml.nvmlDeviceGetComputeMode, handle)
+        memory_bytes, why = self._capacity(handle, model)
+        mig = self._optional(pynvml.nvmlDeviceGetMigMode, handle)
+        instances = self._instances(handle, index, identity, pci) if mig and mig[0] else []
+        if mig and mig[0]:
+            why = f"in MIG mode with {len(instances)} instances, which are cards of their own"
+        elif mode == PROHIBITED:
+            why = why or "compute mode is Prohibited: `nvidia-smi -c DEFAULT`"
+        card = CardInventory(
+            uuid=identity,
+            index=index,
+            model=model,
+            memory_bytes=memory_bytes or 0,
+            pci_bus_id=_bus_id(pci),
+            unified_memory=self._is_unified(model),
+            usable=not why,
+            why=why,
+            compute_mode=COMPUTE_MODES[mode] if mode in range(len(COMPUTE_MODES)) else "",
+        )
+        return [_Seen(card=card, handle=handle), *instances]
+
+    def _instances(self, handle: Any, index: int, parent: str, pci: Any) -> list[_Seen]:
+        found: list[_Seen] = []
+        count = self._optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+        for number in range(min(count, MIG_INSTANCES_MAX)):
+            try:
+                instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                identity = str(pynvml.nvmlDeviceGetUUID(instance))
+            except pynvml.NVMLError as error:
+                self._raise_if_gone(error)
+                continue  # that place is empty
+            model = str(self._optional(pynvml.nvmlDeviceGetName, instance) or "MIG instance")
+            memory_bytes, why = self._capacity(instance, "")
+            card = CardInventory(
+                uuid=identity,
+                index=100 * (index + 1) + number,
+                model=model,
+                memory_bytes=memory_bytes or 0,
+                pci_bus_id=_bus_id(pci),
+                usable=not why,
+                why=why,
+                parent=parent,
+            )
+            found.append(_Seen(card=card, handle=instance))
+        return found
+
+    def _capacity(self, handle: Any, model: str) -> tuple[int | None, str]:
+        """(bytes, why it is not usable)."""
+        if self._is_unified(model):
+            host = self._host_memory_bytes()
+            return (int(host * self._unified_share), "") if host else (None, "the host's RAM is unknown")
+        try:
+            memory = self._calls.memory(handle)
+        except pynvml.NVMLError as error:
+            self._raise_if_gone(error)
+            if is_error(error, *CARD_GONE):
+                return None, f"{error}: reset the card or reboot the node"
+            return None, f"memory is unknown: {error}"
+        return (
+            (memory.total, "") if memory.total > 0 else (None, "memory is unknown: the driver shows 0 bytes")
+        )
+
+    def _missing(self, seen: Mapping[str, _Seen], lost: Sequence[tuple[int, str]]) -> list[CardInventory]:
+        """Cards that cannot be named any more: by what is known of them from before, else by their index."""
+        gone = [one.card for identity, one in self._seen.items() if identity not in seen]
+        reasons = dict(lost)
+        told = [
+            msgspec.structs.replace(
+                card,
+                usable=False,
+                why=f"{reasons.pop(card.index, 'not enumerated any more')}: reset the card or reboot the node",
+            )
+            for card in gone
+            if lost or card.parent  # without a failing index the card was simply taken out
+        ]
+        named = {card.index for card in told}
+        told.extend(
+            CardInventory(
+                uuid=f"unreadable-{index}",
+                index=index,
+                model="unknown model",
+                memory_bytes=0,
+                usable=False,
+                why=f"{why}: reset the card or reboot the node",
+            )
+            for index, why in reasons.items()
+            if index not in named
+        )
+        return [card for card in told if not (card.parent and card.parent in seen)]
+
+    def _is_unified(self, model: str) -> bool:
+        return any(name in model.lower() for name in self._unified_models)
+
+    # -- samples ----------------------------------------------------------------------------------
+
+    def _sampled(self, one: _Seen) -> CardObservation:
+        as_of = rfc3339(self._now_ns())
+        try:
+            observation = self._read(one, as_of)
+        except pynvml.NVMLError as error:
+            self._raise_if_gone(error)
+            return CardObservation(uuid=one.card.uuid, as_of=as_of, unknown=str(error))
+        return self._last_good.judged(observation, total_bytes=one.card.memory_bytes)
+
+    def _read(self, one: _Seen, as_of: str) -> CardObservation:
+        """Raises NVMLError when the card is lost."""
+        handle, card, unknown = one.handle, one.card, ""
+        processes: tuple[ProcessObservation, ...] | None = None
+        try:
+            processes = tuple(
+                ProcessObservation(pid=found.pid, memory_bytes=found.memory_bytes)
+                for found in self._calls.processes(handle)
+            )
+        except pynvml.NVMLError as error:
+            self._raise_if_lost(error)
+            unknown = f"processes: {error}"
+        memory: Memory | None = None
+        if card.unified_memory:
+            memory = _sum_of(processes, card.memory_bytes)
+            unknown = unknown or (
+                "" if memory else "memory: shared with the host, and a process's part is unknown"
+            )
+        else:
+            try:
+                memory = self._calls.memory(handle)
+            except pynvml.NVMLError as error:
+                self._raise_if_lost(error)
+                unknown = f"memory: {error}"
+        utilisation = self._optional(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        milliwatts = self._optional(pynvml.nvmlDeviceGetPowerUsage, handle)
+        return CardObservation(
+            uuid=card.uuid,
+            memory_used_bytes=memory.used if memory else None,
+            memory_total_bytes=memory.total if memory else None,
+            utilisation_percent=None if utilisation is None else float(utilisation.gpu),
+            temperature_celsius=self._number(
+                pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
+            ),
+            power_watts=None if milliwatts is None else milliwatts / 1000,
+            fan_percent=self._number(pynvml.nvmlDeviceGetFanSpeed, handle),
+            ecc_uncorrected=self._optional(
+                pynvml.nvmlDeviceGetTotalEccErrors,
+                handle,
+                pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                pynvml.NVML_VOLATILE_ECC,  # since the driver was loaded
+            ),
+            processes=processes,
+            as_of=as_of,
+            unknown=unknown,
+        )
+
+    def _number(self, function: Callable[..., Any], *arguments: Any) -> float | None:
+        value = self._optional(function, *arguments)
+        return None if value is None else float(value)
+
+    def _optional(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What the card may not have (a fan, ECC) or the driver not tell: None. A lost card raises."""
+        try:
+            return function(*arguments)
+        except pynvml.NVMLError as error:
+            self._raise_if_lost(error)
+            return None
+        except UnicodeDecodeError:
+            return None  # a name that is not text
+
+    def _raise_if_lost(self, error: pynvml.NVMLError) -> None:
+        self._raise_if_gone(error)
+        if is_error(error, *CARD_GONE):
+            raise error
+
+    def _raise_if_gone(self, error: pynvml.NVMLError) -> None:
+        if is_error(error, *DRIVER_GONE):
+            self._forget_driver()
+            raise GpusError(_told(error)) from error
+
+    def _forget_driver(self) -> None:
+        """So that the next `open` starts from the beginning. Handles are worth nothing afterwards."""
+        if self._opened:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+        self._opened = False
+
+
+def _told(error: pynvml.NVMLError) -> str:
+    remedy = REMEDIES.get(error.value)
+    return f"{error}: {remedy}" if remedy else f"NVML: {error}"
+
+
+def _bus_id(pci: Any) -> str:
+    """`00000000:3B:00.0`; empty when the driver does not tell."""
+    if pci is None:
+        return ""
+    raw = pci.busId
+    return (raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)).upper()
+
+
+def _sum_of(processes: Sequence[ProcessObservation] | None, total_bytes: int) -> Memory | None:
+    """Use of a card that shares the host's RAM: what its processes hold."""
+    if processes is None:
+        return None
+    held = [one.memory_bytes for one in processes]
+    known = [one for one in held if one is not None]
+    return Memory(total_bytes, sum(known)) if len(known) == len(held) else None
+
+
+def _host_memory_bytes() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        return None
+    return None

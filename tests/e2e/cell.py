@@ -1,0 +1,157 @@
+"""A whole cell of real processes: nats-server, ledger, placer, reaper, agent; each may be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rigbook_bus.embedded import EmbeddedServer
+from rigbook_bus.jetstream import JetStreamBus
+from rigbook_bus.protocol import BusError
+from rigbook_bus.runner import random_id
+from rigbook_ledger.follower import Follower, LogAbsent
+from rigbook_schemas import subjects
+from rigbook_schemas.events import DemandRaised, Payload
+from rigbook_schemas.queries import Answer, Question
+from rigbook_schemas.values import GIB, Component, Owner, Request
+from rigbook_schemas.wire import Draft, encode, rfc3339
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rigbook_ledger.state import State
+
+__all__ = ["ProcessCell", "draft_of"]
+
+SOON_SECONDS = 60.0
+
+
+def draft_of(data: Payload, *, now_ns: int, source: str = "client/test", traceparent: str = "") -> Draft:
+    return Draft(data=data, id=random_id(), source=source, time=rfc3339(now_ns), traceparent=traceparent)
+
+
+class ProcessCell:
+    """Starts every part as its own process, in a folder of its own."""
+
+    def __init__(self, folder: Path, *, gpus: str = "sim:4xRTX4090", placers: int = 1, log_level: str = "info") -> None:
+        self.folder = folder
+        self.server = EmbeddedServer(folder / "nats")
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._gpus = gpus
+        self._placers = placers
+        self._log_level = log_level
+        self.kills = 0
+
+    def _command(self, part: str) -> list[str]:
+        rigbook = [sys.executable, "-m", "rigbook"]
+        common = ["--data", str(self.folder / part), "--log-form", "json", "--log-level", self._log_level]
+        if part.startswith("agent"):
+            node = part.removeprefix("agent-")
+            return [*rigbook, "agent", "--join", self.server.url, "--node", node, "--gpus", self._gpus,
+                    "--engine", "process", "--heartbeat", "0.5", *common]  # fmt: skip
+        return [*rigbook, "serve", part.split("-")[0], "--nats", self.server.url, "--instance", part, *common]
+
+    @property
+    def parts(self) -> list[str]:
+        return ["ledger-1", *(f"placer-{i + 1}" for i in range(self._placers)), "reaper-1", "agent-a"]
+
+    def start_part(self, part: str) -> None:
+        with (self.folder / f"{part}.log").open("ab") as log:
+            self._processes[part] = subprocess.Popen(
+                self._command(part), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+
+    async def open(self) -> None:
+        await self.server.start()
+        for part in self.parts:
+            self.start_part(part)
+        self.bus = await JetStreamBus.connect(self.server.url, name="test")
+        self.follower = Follower(self.bus)
+        for _ in range(400):
+            try:
+                await self.follower.open()
+                break
+            except LogAbsent:
+                await asyncio.sleep(0.05)
+
+    @property
+    def state(self) -> State:
+        return self.follower.state
+
+    async def until(self, what: Callable[[], bool], seconds: float = SOON_SECONDS) -> None:
+        """Reads the log until `what()` holds; an AssertionError with what is known otherwise."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not what():
+                    await self.follower.batch(wait_seconds=0.2)
+        except TimeoutError:
+            phases: dict[str, int] = {}
+            for demand in self.state.demands.values():
+                phases[demand.phase] = phases.get(demand.phase, 0) + 1
+            logs = {p: (self.folder / f"{p}.log").read_text(errors="replace")[-1500:] for p in self.parts}
+            raise AssertionError(
+                f"it did not come: {phases}, findings {self.state.findings[-5:]}, logs {logs}"
+            ) from None
+
+    async def append(self, subject: str, data: Payload, *, now_ns: int, traceparent: str = "") -> int:
+        """Until stored: a client, too, tells a fact until it is acknowledged."""
+        draft = draft_of(data, now_ns=now_ns, traceparent=traceparent)
+        while True:
+            try:
+                return (await self.bus.append(subject, encode(draft), message_id=draft.id)).seq
+            except BusError:
+                await asyncio.sleep(0.1)
+
+    async def raise_demand(self, name: str, *command: str, now_ns: int, traceparent: str = "", **more: Any) -> int:
+        components = more.pop("components", None) or (Component(command=command, stop_grace_seconds=0.5),)
+        request = more.pop("resources", None) or Request(memory_bytes=4 * GIB)
+        data = DemandRaised(
+            demand=name, project="nlp", owner=Owner(name="ann"), resources=request, components=components, **more
+        )
+        return await self.append(subjects.demand("nlp"), data, now_ns=now_ns, traceparent=traceparent)
+
+    async def ask(self, what: str, **question: Any) -> Answer:
+        for _ in range(200):
+            try:
+                body = await self.bus.request(subjects.query(what), msgspec.json.encode(Question(**question)))
+            except BusError:
+                await asyncio.sleep(0.1)
+                continue
+            return msgspec.json.decode(body, type=Answer)
+        raise AssertionError(f"nobody answers {what}")
+
+    def kill_part(self, part: str) -> None:
+        """SIGKILL, and start it again, as a supervisor would."""
+        process = self._processes[part]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        self.kills += 1
+        self.start_part(part)
+
+    async def kill_server(self) -> None:
+        await self.server.kill()
+        self.kills += 1
+        await self.server.start()
+
+    def ended_parts(self) -> list[str]:
+        return [p for p, process in self._processes.items() if process.poll() is not None]
+
+    async def close(self) -> None:
+        await self.follower.close()
+        await self.bus.close()
+        for process in reversed(self._processes.values()):
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                await asyncio.to_thread(process.wait, 15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        await self.server.stop()
