@@ -98,6 +98,12 @@ class _DirectClient(Client):
         self._pending.clear()
         self._pending_data_size = 0
 
+    async def _connect_to_server(self, s: Any) -> None:
+        # A try that broke between the connect and the greeting leaves its socket open otherwise.
+        if self._transport:
+            self._transport.close()  # type: ignore[no-untyped-call]
+        await super()._connect_to_server(s)
+
     @property
     def has_begun(self) -> bool:
         """Whether `connect` came as far as making its queues; before, nats-py cannot even be closed."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rigbook_schemas.queries import CardRow, DemandRow, DriftRow, EventRow, NodeRow, ProjectRow, TenureRow
 
-__all__ = ["cards", "cell", "clock", "demands", "drifts", "events", "facts", "nodes", "plain", "projects", "tenures"]
+__all__ = ["cards", "cell", "clock", "demands", "drifts", "events", "facts", "nodes", "plain", "projects", "standing", "tenures"]
 
 STYLES: Final = {
     "running": "green", "ready": "green", "free": "green", "ok": "green",

@@ -128,7 +128,7 @@ async def test_a_server_left_behind_by_a_killed_process_is_replaced(tmp_path):
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "bus")}
     command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:  # noqa: ASYNC220
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         orphan = int(await asyncio.to_thread(process.stdout.readline))
         process.kill()
     assert is_alive(orphan)
@@ -142,7 +142,7 @@ async def test_a_server_left_behind_by_a_killed_process_is_replaced(tmp_path):
 async def test_a_folder_held_by_a_stranger_is_refused(tmp_path):
     script = "import fcntl,sys,time; f=open(sys.argv[1],'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1,flush=True); time.sleep(60)"
     command = [sys.executable, "-c", script, tmp_path / "lock"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: ASYNC220
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             await asyncio.to_thread(process.stdout.readline)
             with pytest.raises(EmbeddedServerError, match="in use by another process"):

