@@ -37,7 +37,7 @@ class Index:
         """The best-scored placement that fits, the earliest row of equals; None when nothing fits."""
         score, card = self._scores(shape)
         charge = self._policy.charge(self._fleet, shape)
-        total = score if charge is None else score - charge[:, self._fleet.node_class]
+        total = score if charge is None else score - charge.take(self._fleet.node_class, axis=1)
         option, row = divmod(int(total.argmax()), self._fleet.rows)
         if total[option, row] == -np.inf:
             return None

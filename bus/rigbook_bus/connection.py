@@ -100,7 +100,7 @@ class _DirectClient(Client):
 
     async def _connect_to_server(self, s: Any) -> None:
         # A try that broke between the connect and the greeting leaves its socket open otherwise.
-        if self._transport:
+        if self._transport is not None:
             self._transport.close()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rigbook_bus.connection import NO_RESPONDERS, header_of, status_of
-from rigbook_bus.protocol import BusDenied, BusError, BusUnavailable, Link, Message
+from rigbook_bus.protocol import READER_WAIT_SECONDS_MIN, BusDenied, BusError, BusUnavailable, Link, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +108,7 @@ class JetStreamReader:
 
     async def batch(self, *, max_messages: int, wait_seconds: float) -> Sequence[JetStreamDelivery]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_seconds
+        deadline = loop.time() + max(wait_seconds, READER_WAIT_SECONDS_MIN)
         while not self._buffer:
             if self._failure is not None:
                 raise self._failure

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rigbook_bus.memory_stream import Pull
-from rigbook_bus.protocol import BusDenied, BusError, BusUnavailable, Link, Message
+from rigbook_bus.protocol import READER_WAIT_SECONDS_MIN, BusDenied, BusError, BusUnavailable, Link, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,13 +51,13 @@ class MemoryReader:
 
     async def batch(self, *, max_messages: int, wait_seconds: float) -> Sequence[MemoryDelivery]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_seconds
+        deadline = loop.time() + max(wait_seconds, READER_WAIT_SECONDS_MIN)
         await asyncio.sleep(0)
         while not self._buffer:
             if self._failure is not None:
                 raise self._failure
             left = deadline - loop.time()
-            if self._bus.link is Link.CONNECTED and self._pull is None and (left > 0 or wait_seconds <= 0):
+            if self._bus.link is Link.CONNECTED and self._pull is None and left > 0:
                 self._ask(max_messages, left)
             self._arrived.clear()
             try:

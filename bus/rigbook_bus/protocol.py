@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 __all__ = [
+    "READER_WAIT_SECONDS_MIN",
     "Appended",
     "Bus",
     "BusConflict",
@@ -34,6 +35,9 @@ __all__ = [
     "StreamSpec",
     "Tail",
 ]
+
+# A reader asks the server at each `batch`; below this no answer could arrive, and a poll with 0 would see nothing.
+READER_WAIT_SECONDS_MIN = 0.01
 
 
 class BusError(Exception):
@@ -177,7 +181,14 @@ class Delivery(Protocol):
 class Reader(Protocol):
     """The reading side of a durable pull consumer."""
 
-    async def batch(self, *, max_messages: int, wait_seconds: float) -> Sequence[Delivery]: ...
+    async def batch(self, *, max_messages: int, wait_seconds: float) -> Sequence[Delivery]:
+        """Ask for up to `max_messages`, wait for the first one at most `wait_seconds` (10 ms at least).
+
+        Empty when nothing came in time. Raises BusUnavailable when the time is over and we are away, BusDenied
+        when the consumer is gone.
+        """
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -69,7 +69,9 @@ async def apply_all(
         different = differences(await _spec_of(client, row), spec) if row is not None else []
         if different and not replace:
             assert row is not None
-            conflicts.append(f"{spec.name} ({row.demand}, {row.phase}): {'; '.join(different[:DIFFERENCES_SHOWN_MAX])}")
+            conflicts.append(
+                f"{spec.name} ({row.demand}, {row.phase}): {'; '.join(different[:DIFFERENCES_SHOWN_MAX])}"
+            )
         steps.append((spec, row, different))
     if conflicts:
         raise WouldConflict(
@@ -82,7 +84,11 @@ async def apply_all(
 
 
 async def _apply(
-    client: Client, step: tuple[DemandRaised, DemandRow | None, list[str]], *, by: str, new_id: Callable[[], str]
+    client: Client,
+    step: tuple[DemandRaised, DemandRow | None, list[str]],
+    *,
+    by: str,
+    new_id: Callable[[], str],
 ) -> Applied:
     spec, row, different = step
     if row is not None and not different:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,7 +20,6 @@ from rigbook.supervisor import Backoff, Part, Parts, State, last_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = ["Cell", "CellOptions"]
 
@@ -37,6 +38,7 @@ class CellOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpus: str
     port: int = 4222
     node: str = ""
+    cluster: str = ""  # "" = the data folder's own
     engines: tuple[str, ...] = ("process",)
     labels: dict[str, str] = {}
     heartbeat_seconds: float = 1.0
@@ -74,7 +76,9 @@ class Cell:
         except EmbeddedServerError as error:
             raise _bus_failure(error) from error
         except OSError as error:
-            raise Failed(f"cannot use {self.options.data}", why=str(error), remedy="choose another --data DIR") from error
+            raise Failed(
+                f"cannot use {self.options.data}", why=str(error), remedy="choose another --data DIR"
+            ) from error
         self._told("bus", "ready", f"nats-server {self._server.version}, {self.url}, pid {self._server.pid}")
         self._watching = asyncio.create_task(self._keep_bus())
         await self._start_parts(["ledger"])  # makes the streams that the others read
@@ -114,7 +118,18 @@ class Cell:
         o = self.options
         words = [sys.executable, "-m", "rigbook"]
         if name == "agent":
-            words += ["agent", "--join", self.url, "--node", o.node, "--gpus", o.gpus, "--heartbeat", f"{o.heartbeat_seconds:g}"]
+            words += [
+                "agent",
+                "--join",
+                self.url,
+                "--node",
+                o.node,
+                "--gpus",
+                o.gpus,
+                "--heartbeat",
+                f"{o.heartbeat_seconds:g}",
+            ]
+            words += ["--cluster", o.cluster or _own_cluster(o.data)]
             for engine in o.engines:
                 words += ["--engine", engine]
             for key, value in o.labels.items():
@@ -122,7 +137,9 @@ class Cell:
         else:
             words += ["serve", name, "--nats", self.url]
         words += ["--data", str(o.data / name), "--log-form", "json", "--log-level", o.log_level]
-        return Part(name=name, command=tuple(words), log=o.logs / f"{name}.log", environment=self._environment(name))
+        return Part(
+            name=name, command=tuple(words), log=o.logs / f"{name}.log", environment=self._environment(name)
+        )
 
     def _environment(self, name: str) -> dict[str, str]:
         """Workloads for simulated cards are programs of ours: `python3` must mean the one that has them."""
@@ -142,7 +159,11 @@ class Cell:
             code = await self._server.wait()
             wait = backoff.ended(started=started, now=time.monotonic())
             self._bus_restarts += 1
-            self._told("bus", "crash loop" if backoff.looping else "waiting to restart", f"ended with {code}, next start in {wait:g} s")
+            self._told(
+                "bus",
+                "crash loop" if backoff.looping else "waiting to restart",
+                f"ended with {code}, next start in {wait:g} s",
+            )
             await asyncio.sleep(wait)
             while True:
                 try:
@@ -182,10 +203,35 @@ class Cell:
             write_context(o.data, context)
 
 
+def _own_cluster(data: Path) -> str:
+    """A name that only this data folder has: two Rigbooks on one machine must not take each other's
+    processes for theirs, whose epochs count from 1 in both.
+    """
+    file = data / "cluster"
+    if not file.exists():
+        file.write_text(f"up-{secrets.token_hex(4)}\n", encoding="utf-8")
+    return file.read_text(encoding="utf-8").strip()
+
+
 def _bus_failure(error: EmbeddedServerError) -> Failed | WouldConflict:
     text = str(error)
     if "in use" in text:
-        return WouldConflict("the data folder is in use", why=text, remedy="stop that one, or choose another --data DIR", code="already_running")
+        return WouldConflict(
+            "the data folder is in use",
+            why=text,
+            remedy="stop that one, or choose another --data DIR",
+            code="already_running",
+        )
     if "cannot listen" in text:
-        return WouldConflict("the port is taken", why=text, remedy="choose another one with --port; 0 takes a free one", code="port_taken")
-    return Failed("the bus does not come up", why=text, remedy="`pip install 'rigbook[embedded]'` brings a nats-server", code=error.code)
+        return WouldConflict(
+            "the port is taken",
+            why=text,
+            remedy="choose another one with --port; 0 takes a free one",
+            code="port_taken",
+        )
+    return Failed(
+        "the bus does not come up",
+        why=text,
+        remedy="`pip install 'rigbook[embedded]'` brings a nats-server",
+        code=error.code,
+    )

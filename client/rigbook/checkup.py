@@ -67,15 +67,31 @@ async def _streams(client: Client) -> list[Check]:
         try:
             facts = await client.bus.stream(name)
         except BusError as error:
-            checks.append(Check(name="stream", grade=Grade.BAD, text=f"{name}: {error}", remedy="is JetStream switched on?"))
+            checks.append(
+                Check(
+                    name="stream",
+                    grade=Grade.BAD,
+                    text=f"{name}: {error}",
+                    remedy="is JetStream switched on?",
+                )
+            )
             continue
         if facts is None:
             checks.append(
-                Check(name="stream", grade=Grade.BAD, text=f"{name} does not exist", remedy="start the ledger, which makes it: `rigbook serve ledger`")
+                Check(
+                    name="stream",
+                    grade=Grade.BAD,
+                    text=f"{name} does not exist",
+                    remedy="start the ledger, which makes it: `rigbook serve ledger`",
+                )
             )
             continue
         checks.append(
-            Check(name="stream", grade=Grade.OK, text=f"{name}: {facts.messages} messages up to {facts.last_seq}, {facts.bytes / 1024**2:.1f} MiB")
+            Check(
+                name="stream",
+                grade=Grade.OK,
+                text=f"{name}: {facts.messages} messages up to {facts.last_seq}, {facts.bytes / 1024**2:.1f} MiB",
+            )
         )
     return checks
 
@@ -85,28 +101,76 @@ async def _status(client: Client, checks: list[Check]) -> StatusRow | None:
         rows = (await client.ask("status", Question(digest=True))).rows
     except RigbookFailure as failure:
         checks.append(
-            Check(name="ledger", grade=Grade.BAD, text=f"does not answer: {failure.why or failure.what}", remedy="start it: `rigbook serve ledger`, or `rigbook up`")
+            Check(
+                name="ledger",
+                grade=Grade.BAD,
+                text=f"does not answer: {failure.why or failure.what}",
+                remedy="start it: `rigbook serve ledger`, or `rigbook up`",
+            )
         )
         return None
     status: StatusRow = rows[0]
     behind = None if status.stream_last is None else status.stream_last - status.position
     if status.safe_mode:
         text = f"SAFE MODE: {status.safe_mode}"
-        checks.append(Check(name="ledger", grade=Grade.BAD, text=text, remedy="the log is not the one it knew: see docs; nothing is bound or reaped until then"))
+        checks.append(
+            Check(
+                name="ledger",
+                grade=Grade.BAD,
+                text=text,
+                remedy="the log is not the one it knew: see docs; nothing is bound or reaped until then",
+            )
+        )
     elif not status.caught_up:
-        checks.append(Check(name="ledger", grade=Grade.WARN, text=f"still reading: position {status.position} of {status.stream_last}", remedy="wait, and look again"))
+        checks.append(
+            Check(
+                name="ledger",
+                grade=Grade.WARN,
+                text=f"still reading: position {status.position} of {status.stream_last}",
+                remedy="wait, and look again",
+            )
+        )
     else:
         late = f", {behind} behind" if behind else ""
-        checks.append(Check(name="ledger", grade=Grade.OK, text=f"{status.instance} {status.version}, caught up at position {status.position}{late}, digest {status.digest}"))
+        checks.append(
+            Check(
+                name="ledger",
+                grade=Grade.OK,
+                text=f"{status.instance} {status.version}, caught up at position {status.position}{late}, digest {status.digest}",
+            )
+        )
     if status.store:
-        checks.append(Check(name="store", grade=Grade.BAD, text=status.store, remedy="make room on its disk; the log itself is on the bus"))
+        checks.append(
+            Check(
+                name="store",
+                grade=Grade.BAD,
+                text=status.store,
+                remedy="make room on its disk; the log itself is on the bus",
+            )
+        )
     if status.audit:
         text = "; ".join(status.audit[:SHOWN_MAX])
-        checks.append(Check(name="audit", grade=Grade.BAD, text=f"{len(status.audit)} invariants do not hold: {text}", remedy="report it with `rigbook events --json`"))
+        checks.append(
+            Check(
+                name="audit",
+                grade=Grade.BAD,
+                text=f"{len(status.audit)} invariants do not hold: {text}",
+                remedy="report it with `rigbook events --json`",
+            )
+        )
     else:
-        checks.append(Check(name="audit", grade=Grade.OK, text=f"every invariant holds over {status.bindings} bindings"))
+        checks.append(
+            Check(name="audit", grade=Grade.OK, text=f"every invariant holds over {status.bindings} bindings")
+        )
     if status.version and status.version != __version__:
-        checks.append(Check(name="version", grade=Grade.WARN, text=f"the ledger is {status.version}, this command {__version__}", remedy="upgrade the older one"))
+        checks.append(
+            Check(
+                name="version",
+                grade=Grade.WARN,
+                text=f"the ledger is {status.version}, this command {__version__}",
+                remedy="upgrade the older one",
+            )
+        )
     return status
 
 
@@ -119,7 +183,12 @@ async def _placer(client: Client) -> Check:
     try:
         plan = await client.plan(probe)
     except RigbookFailure as failure:
-        return Check(name="placer", grade=Grade.BAD, text=f"does not answer: {failure.why or failure.what}", remedy="start it: `rigbook serve placer`, or `rigbook up`")
+        return Check(
+            name="placer",
+            grade=Grade.BAD,
+            text=f"does not answer: {failure.why or failure.what}",
+            remedy="start it: `rigbook serve placer`, or `rigbook up`",
+        )
     return Check(name="placer", grade=Grade.OK, text=f"answers, at position {plan.position}")
 
 
@@ -127,16 +196,32 @@ def _reaper(context: Context | None) -> Check:
     """It answers no questions; on this machine its process tells, elsewhere nothing does."""
     pid = context.parts.get("reaper") if context is not None and context.alive else None
     if pid is None:
-        return Check(name="reaper", grade=Grade.OK, text="not looked at: it answers no questions and does not run under a `rigbook up` here")
+        return Check(
+            name="reaper",
+            grade=Grade.OK,
+            text="not looked at: it answers no questions and does not run under a `rigbook up` here",
+        )
     if process_start(pid) is None:
-        return Check(name="reaper", grade=Grade.BAD, text=f"its process {pid} is gone", remedy=f"see {context.logs if context else 'its log'}")
+        return Check(
+            name="reaper",
+            grade=Grade.BAD,
+            text=f"its process {pid} is gone",
+            remedy=f"see {context.logs if context else 'its log'}",
+        )
     return Check(name="reaper", grade=Grade.OK, text=f"runs, pid {pid}")
 
 
 async def _nodes(client: Client) -> list[Check]:
     rows: list[NodeRow] = await client.rows("nodes")
     if not rows:
-        return [Check(name="nodes", grade=Grade.WARN, text="no node has joined", remedy="`rigbook agent --join URL` on a machine with cards")]
+        return [
+            Check(
+                name="nodes",
+                grade=Grade.WARN,
+                text="no node has joined",
+                remedy="`rigbook agent --join URL` on a machine with cards",
+            )
+        ]
     gate = asyncio.Semaphore(PINGS_AT_ONCE)
 
     async def look(row: NodeRow) -> Check:
@@ -160,13 +245,33 @@ def _node(row: NodeRow, *, answers: bool) -> Check:
     cards = f"{row.gpu_count} {'simulated ' if row.simulated else ''}cards"
     if not answers:
         text = f"its agent does not answer; {heard}"
-        return Check(name=name, grade=Grade.BAD, text=text, remedy=f"on {row.name}: is `rigbook agent` running, and can it reach the bus?")
+        return Check(
+            name=name,
+            grade=Grade.BAD,
+            text=text,
+            remedy=f"on {row.name}: is `rigbook agent` running, and can it reach the bus?",
+        )
     if row.status == "driver_mismatch":
-        return Check(name=name, grade=Grade.BAD, text=row.why or "the GPU driver does not answer", remedy=f"reboot {row.name}, or reload its driver")
+        return Check(
+            name=name,
+            grade=Grade.BAD,
+            text=row.why or "the GPU driver does not answer",
+            remedy=f"reboot {row.name}, or reload its driver",
+        )
     if row.status == "unreachable" or row.heard_seconds_ago is None or row.heard_seconds_ago > SILENT_SECONDS:
-        return Check(name=name, grade=Grade.WARN, text=f"answers, but its heartbeats do not come; {heard}", remedy="see the agent's log")
+        return Check(
+            name=name,
+            grade=Grade.WARN,
+            text=f"answers, but its heartbeats do not come; {heard}",
+            remedy="see the agent's log",
+        )
     if row.status != "ready":
-        return Check(name=name, grade=Grade.WARN, text=f"{row.status}: {row.why}".rstrip(": "), remedy=f"`rigbook node uncordon {row.name}` when it may take bindings again")
+        return Check(
+            name=name,
+            grade=Grade.WARN,
+            text=f"{row.status}: {row.why}".rstrip(": "),
+            remedy=f"`rigbook node uncordon {row.name}` when it may take bindings again",
+        )
     return Check(name=name, grade=Grade.OK, text=f"ready, {cards}, {heard}")
 
 
@@ -177,13 +282,19 @@ async def _drifts(client: Client, status: StatusRow) -> list[Check]:
         return [Check(name="drift", grade=Grade.OK, text=f"desired, bound and observed agree; {healed}")]
     told = "; ".join(row.drift.sentence for row in rows[:SHOWN_MAX])
     kinds = sorted({str(row.drift.kind) for row in rows if not row.drift.healing})
-    remedy = "`rigbook drift list --evidence`" + (f"; `rigbook drift heal {kinds[0]} --on` lets the reaper act" if kinds else "")
+    remedy = "`rigbook drift list --evidence`" + (
+        f"; `rigbook drift heal {kinds[0]} --on` lets the reaper act" if kinds else ""
+    )
     return [Check(name="drift", grade=Grade.WARN, text=f"{len(rows)} open: {told}; {healed}", remedy=remedy)]
 
 
 async def _findings(client: Client, status: StatusRow) -> list[Check]:
     checks: list[Check] = []
-    unknown: list[FindingRow] = await client.rows("findings", Question(kinds=("unknown_kind",), limit=LIMIT_MAX)) if status.unknown_events else []
+    unknown: list[FindingRow] = (
+        await client.rows("findings", Question(kinds=("unknown_kind",), limit=LIMIT_MAX))
+        if status.unknown_events
+        else []
+    )
     if unknown:
         seqs = ", ".join(str(row.seq) for row in unknown[-SHOWN_MAX:])
         checks.append(
@@ -191,9 +302,20 @@ async def _findings(client: Client, status: StatusRow) -> list[Check]:
                   remedy="upgrade; or, when you have read one and it may be passed by, `rigbook doctor --accept SEQ`")
         )  # fmt: skip
     if not status.findings:
-        checks.append(Check(name="findings", grade=Grade.OK, text="nothing on the log that should not be there"))
+        checks.append(
+            Check(name="findings", grade=Grade.OK, text="nothing on the log that should not be there")
+        )
         return checks
-    latest: list[FindingRow] = (await client.ask("findings", Question(newest_first=True, limit=SHOWN_MAX))).rows
+    latest: list[FindingRow] = (
+        await client.ask("findings", Question(newest_first=True, limit=SHOWN_MAX))
+    ).rows
     told = "; ".join(f"{row.seq} {row.code}: {row.text}" for row in latest)
-    checks.append(Check(name="findings", grade=Grade.WARN, text=f"{status.findings} on the log; the latest: {told}", remedy="they stop nothing; see who wrote them with `rigbook events`"))
+    checks.append(
+        Check(
+            name="findings",
+            grade=Grade.WARN,
+            text=f"{status.findings} on the log; the latest: {told}",
+            remedy="they stop nothing; see who wrote them with `rigbook events`",
+        )
+    )
     return checks

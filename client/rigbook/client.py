@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import msgspec
 from rigbook_bus.protocol import BusConflict, BusError, Expect
@@ -39,8 +39,6 @@ __all__ = ["Client", "Page", "Plan"]
 POLICY_TRIES_MAX: Final = 20
 FOLLOW_BATCH_MAX: Final = 500
 
-_Row = TypeVar("_Row", bound=msgspec.Struct)
-
 
 class Page(NamedTuple):
     """One page of an answer: typed rows, and the answer they came in."""
@@ -63,7 +61,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def never(self) -> bool:
         """No card of the known fleet could ever hold it, even when empty."""
         return self.refused or (
-            self.bound is None and bool(self.reasons) and all(r.horizon is not Horizon.LATER for r in self.reasons)
+            self.bound is None
+            and bool(self.reasons)
+            and all(r.horizon is not Horizon.LATER for r in self.reasons)
         )
 
 
@@ -113,7 +113,7 @@ class Client:
             ) from error
         return cls(bus, source=source)
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -137,7 +137,8 @@ class Client:
 
     async def set_policy(self, topic: str, payload: Payload) -> int:
         """An operator's rule. It stands in the order of all ownership decisions, so it is appended against
-        the last of them, and decided again when another one came first. Raises WouldConflict, NoAnswer."""
+        the last of them, and decided again when another one came first. Raises WouldConflict, NoAnswer.
+        """
         subject = subjects.policy(topic)
         draft = self._draft(payload)
         body = encode(draft)
@@ -173,7 +174,9 @@ class Client:
         reply = await self.request(subjects.query(what), body, "the ledger")
         try:
             answer = msgspec.json.decode(reply, type=Answer)
-            rows = [] if answer.error else msgspec.convert(list(answer.items), list[QUESTIONS[what]])  # type: ignore[misc]
+            rows: list[Any] = (
+                [] if answer.error else [msgspec.convert(item, QUESTIONS[what]) for item in answer.items]
+            )
         except msgspec.MsgspecError as error:
             raise NoAnswer(
                 f"the ledger's answer to {what!r} cannot be read",
@@ -208,7 +211,9 @@ class Client:
         except msgspec.MsgspecError as error:
             raise NoAnswer("the placer's answer cannot be read", why=str(error), code="bad_answer") from error
         if plan.error is not None:
-            raise of_answer(plan.error.get("code", "not_ready"), plan.error.get("text", ""), "try again in a moment")
+            raise of_answer(
+                plan.error.get("code", "not_ready"), plan.error.get("text", ""), "try again in a moment"
+            )
         return plan
 
     async def request(self, subject: str, body: bytes, who: str, *, timeout_seconds: float = 5.0) -> bytes:
@@ -258,7 +263,9 @@ class Client:
         finally:
             await tail.close()
 
-    async def follow_durable(self, consumer: str, *, stream: str = subjects.LEDGER_STREAM) -> AsyncGenerator[Record, None]:
+    async def follow_durable(
+        self, consumer: str, *, stream: str = subjects.LEDGER_STREAM
+    ) -> AsyncGenerator[Record, None]:
         """The same from a durable consumer that was made for this client: its position is kept on the server.
 
         An event is acknowledged when the next one is asked for, so one that was not dealt with comes again.

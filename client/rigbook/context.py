@@ -12,7 +12,15 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["Context", "default_data", "find_url", "process_start", "read_context", "remove_context", "write_context"]
+__all__ = [
+    "Context",
+    "default_data",
+    "find_url",
+    "process_start",
+    "read_context",
+    "remove_context",
+    "write_context",
+]
 
 FILE: Final = "context.json"
 URL_DEFAULT: Final = "nats://127.0.0.1:4222"

@@ -67,7 +67,10 @@ def run_demo(*, keep: bool, examples: Path | None, gpus: str) -> int:
             say(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    say(f"\nall of it happened, in {time.monotonic() - began:.0f} s; everything above was read back from the running system", "bold green")
+    say(
+        f"\nall of it happened, in {time.monotonic() - began:.0f} s; everything above was read back from the running system",
+        "bold green",
+    )
     return Exit.OK
 
 
@@ -93,10 +96,14 @@ class Demo:
         """Raises Failed with what was missing."""
         missing = [name for name in FILES if not (self._examples / name).is_file()]
         if missing:
-            raise Failed(f"no {', '.join(missing)} in {self._examples}", remedy="name the folder with --examples DIR")
+            raise Failed(
+                f"no {', '.join(missing)} in {self._examples}", remedy="name the folder with --examples DIR"
+            )
         up: asyncio.subprocess.Process | None = None
         try:
-            self._title("1. a Rigbook on this machine: bus, ledger, placer, reaper, and a node with simulated cards")
+            self._title(
+                "1. a Rigbook on this machine: bus, ledger, placer, reaper, and a node with simulated cards"
+            )
             up = await self._start()
             context = await self._until("all parts are ready", self._ready(up), START_SECONDS_MAX)
             self._console.print(Text(self._output.read_text()), soft_wrap=True)
@@ -107,20 +114,40 @@ class Demo:
 
     async def _show(self, client: Client) -> None:
         await self._command("gpu", "list")
-        self._title("2. five demands in four files: a shared app, a training run, two small services, and one more")
+        self._title(
+            "2. five demands in four files: a shared app, a training run, two small services, and one more"
+        )
         await self._command("apply", *[word for name in FILES for word in ("-f", str(self._examples / name))])
-        await self._until("chat, train, embed and rerank run and next waits", lambda: _filled(client), STEP_SECONDS_MAX, lambda: self._fleet(client))
+        await self._until(
+            "chat, train, embed and rerank run and next waits",
+            lambda: _filled(client),
+            STEP_SECONDS_MAX,
+            lambda: self._fleet(client),
+        )
         chat = await demand_named(client, "chat")
         card = chat.cards[0]
 
-        self._title("3. the shared app is stopped; its server has left its process group, as a daemon does, and lives on")
+        self._title(
+            "3. the shared app is stopped; its server has left its process group, as a daemon does, and lives on"
+        )
         await self._command("stop", "chat")
-        await self._until("the access point ended while the server holds the card", lambda: _half_stopped(client, chat.demand), STEP_SECONDS_MAX)
+        await self._until(
+            "the access point ended while the server holds the card",
+            lambda: _half_stopped(client, chat.demand),
+            STEP_SECONDS_MAX,
+        )
         await self._command("show", chat.demand)
         await self._command("explain", "next")
 
-        self._title("4. desired, bound and observed differ: the reaper looks more than once, and waits out the grace")
-        drift: DriftRow = await self._until("the drift is detected", lambda: _leftover(client, chat.demand), STEP_SECONDS_MAX)
+        self._title(
+            "4. desired, bound and observed differ: the reaper looks more than once, and waits out the grace"
+        )
+        drift: DriftRow = await self._until(
+            "the drift is detected",
+            lambda: _leftover(client, chat.demand),
+            STEP_SECONDS_MAX,
+            self._on_screen(client),
+        )
         if drift.drift.healing:
             raise Failed("the drift was healed before healing was switched on", code="step_missing")
         await self._command("drift", "list", "--evidence")
@@ -131,7 +158,9 @@ class Demo:
         await self._follow_healing(client, chat.demand, after)
 
         self._title("6. the next in the queue has the card, by itself; and this is who had it over time")
-        await self._until("next runs on the same card", lambda: _runs_on(client, "next", card), STEP_SECONDS_MAX)
+        await self._until(
+            "next runs on the same card", lambda: _runs_on(client, "next", card), STEP_SECONDS_MAX
+        )
         await self._command("gpu", "list")
         await self._command("drift", "list")
         await self._command("who", card)
@@ -152,7 +181,9 @@ class Demo:
     def _ready(self, up: asyncio.subprocess.Process) -> Callable[[], Awaitable[Context | None]]:
         async def look() -> Context | None:
             if up.returncode is not None:
-                raise Failed("`rigbook up` ended at once", why=self._output.read_text()[-2000:], code="step_missing")
+                raise Failed(
+                    "`rigbook up` ended at once", why=self._output.read_text()[-2000:], code="step_missing"
+                )
             context = read_context(self._data)
             return context if context is not None and context.alive else None
 
@@ -166,7 +197,9 @@ class Demo:
             async with asyncio.timeout(STEP_SECONDS_MAX):
                 async for record in client.follow(after_seq=after):
                     if record.kind in shown:
-                        say(f"  {record.seq:>4}  {record.source:<20}  {record.kind:<16}  {record_line(record)}")
+                        say(
+                            f"  {record.seq:>4}  {record.source:<20}  {record.kind:<16}  {record_line(record)}"
+                        )
                     ours = not isinstance(record.data, e.Released) or record.data.demand == demand
                     if ours:
                         wanted.discard(record.kind)
@@ -185,7 +218,11 @@ class Demo:
         """Wait until `look` finds something, drawing meanwhile. Raises Failed when it does not in time."""
         deadline = time.monotonic() + seconds
         before = ""
-        live = Live(console=self._console, auto_refresh=False) if draw is not None and self._console.is_terminal else None
+        live = (
+            Live(console=self._console, auto_refresh=False)
+            if draw is not None and self._console.is_terminal
+            else None
+        )
         with live or contextlib.nullcontext():
             while True:
                 found = await look()
@@ -213,8 +250,21 @@ class Demo:
 
     def _missing(self, what: str, seconds: float) -> Failed:
         logs = self._data / "logs"
-        said = [f"{log.name}: {line}" for log in sorted(logs.glob("*.log")) for line in log.read_text(errors="replace").splitlines()[-2:]]
-        return Failed(f"did not happen within {seconds:g} s: {what}", why="\n".join(said), remedy="run it with --keep, and look at the logs", code="step_missing")
+        said = [
+            f"{log.name}: {line}"
+            for log in sorted(logs.glob("*.log"))
+            for line in log.read_text(errors="replace").splitlines()[-2:]
+        ]
+        return Failed(
+            f"did not happen within {seconds:g} s: {what}",
+            why="\n".join(said),
+            remedy="run it with --keep, and look at the logs",
+            code="step_missing",
+        )
+
+    def _on_screen(self, client: Client) -> Callable[[], Awaitable[RenderableType]] | None:
+        """A picture for whoever waits in front of a terminal; in a file it would say the same again."""
+        return (lambda: self._fleet(client)) if self._console.is_terminal else None
 
     async def _fleet(self, client: Client) -> RenderableType:
         """Cards and demands; nothing that only counts seconds, so that a picture differs when something happened."""
@@ -222,7 +272,13 @@ class Demo:
         demands: list[DemandRow] = await client.rows("demands", Question(phase="live"))
         table = tables.plain("DEMAND", "PROJECT", "OWNER", "STATUS", "WHY")
         for row in demands:
-            table.add_row(row.demand, row.project, row.owner, tables.status(row.phase), tables.cell(tables.standing(row)))
+            table.add_row(
+                row.demand,
+                row.project,
+                row.owner,
+                tables.status(row.phase),
+                tables.cell(tables.standing(row)),
+            )
         return Group(tables.cards(cards), Text(), table)
 
     # -- commands ---------------------------------------------------------------------------------
@@ -257,13 +313,12 @@ class Demo:
         if up is None:
             return
         context = read_context(self._data)
-        self._title("ending everything, in order")
+        self._title("the end: every demand is taken back, then the parts end in order")
         if up.returncode is None:
             if context is not None:
                 with contextlib.suppress(RigbookFailure, TimeoutError):
                     async with asyncio.timeout(STOP_SECONDS_MAX / 2):
                         await _withdraw_all(context.url)
-            self._title("sig")
             with contextlib.suppress(ProcessLookupError):
                 up.send_signal(signal.SIGINT)
             try:
@@ -272,7 +327,6 @@ class Demo:
             except TimeoutError:
                 up.kill()  # its parts end by themselves: their standard input closes
                 await up.wait()
-        self._title("x")
         left = end_leavings(self._data)
         if left:
             say(f"ended {left} processes that had outlived everything", "yellow")
@@ -283,7 +337,9 @@ class Demo:
 
 async def _filled(client: Client) -> bool | None:
     rows = {row.name: row for row in await client.rows("demands", Question(phase="live"))}
-    running = all(name in rows and rows[name].phase == "running" for name in ("chat", "train", "embed", "rerank"))
+    running = all(
+        name in rows and rows[name].phase == "running" for name in ("chat", "train", "embed", "rerank")
+    )
     used = [card.observed.memory_used_bytes if card.observed else None for card in await client.rows("cards")]
     return True if running and all(used) and "next" in rows and rows["next"].reasons else None
 
@@ -309,7 +365,7 @@ async def _withdraw_all(url: str) -> None:
         for row in await client.rows("demands", Question(phase="live")):
             if row.wanted:
                 await client.withdraw(row.demand, row.project, by="demo", reason="the demo is over")
-        while await client.rows("demands", Question(phase="live")):
+        while await client.rows("demands", Question(phase="live")):  # noqa: ASYNC110 - the ledger is what changes
             await asyncio.sleep(LOOK_SECONDS)
 
 

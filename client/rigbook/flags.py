@@ -95,9 +95,13 @@ def demand_of(flags: Flags) -> DemandRaised:
 
 def _name_of(flags: Flags) -> str:
     """From what runs: `train` of `python train.py`, `vllm-openai` of an image."""
-    words = [PurePosixPath(word).name for word in flags.command if not word.startswith("-")]
+    words = [
+        PurePosixPath(word).name
+        for word in flags.command
+        if word[:1] != "-" and not any(map(str.isspace, word))
+    ]
     if words and re.fullmatch(r"(python|pypy|perl|ruby|node|bash|sh)[0-9.]*", words[0]):
-        words = words[1:] or words
+        words = words[1:] or words  # `sh -c "..."` stays `sh`
     word = words[0] if words else PurePosixPath(flags.image).name.split(":")[0]
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", word.removesuffix(".py").removesuffix(".sh")).strip("-_")
     return plain[:NAME_MAX] or str(flags.workload)
@@ -132,7 +136,12 @@ def _env(texts: Sequence[str]) -> dict[str, str]:
 
 def _port(text: str) -> Port:
     inner, colon, outer = text.partition(":")
-    if not inner.isdigit() or (colon and not outer.isdigit()) or not 1 <= int(inner) <= 65535 or int(outer or 0) > 65535:
+    if (
+        not inner.isdigit()
+        or (colon and not outer.isdigit())
+        or not 1 <= int(inner) <= 65535
+        or int(outer or 0) > 65535
+    ):
         raise _invalid("--port", f"{text!r} is no port", "PORT, or PORT:PORT_ON_THE_NODE (1 to 65535)")
     return Port(port=int(inner), host_port=int(outer or 0))
 
@@ -158,7 +167,9 @@ def _duration(text: str) -> float | None:
 
 
 def _restart(flags: Flags) -> str:
-    choices = ("never", "on-failure") if flags.workload is Workload.BATCH else ("never", "on-failure", "always")
+    choices = (
+        ("never", "on-failure") if flags.workload is Workload.BATCH else ("never", "on-failure", "always")
+    )
     if flags.restart not in choices:
         raise _invalid("--restart", f"{flags.restart!r} is none of them", ", ".join(choices))
     return flags.restart

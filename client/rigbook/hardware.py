@@ -44,12 +44,16 @@ def cards_of(spec: str) -> tuple[str, str]:
         except ValueError as error:
             raise Invalid(f"--gpus: {error}", code="invalid_flag") from None
         return spec, f"{len(models)} simulated {'card' if len(models) == 1 else 'cards'}"
-    raise Invalid(f"--gpus: {spec!r}; expected auto, nvml, or a simulation such as sim:4xRTX4090", code="invalid_flag")
+    raise Invalid(
+        f"--gpus: {spec!r}; expected auto, nvml, or a simulation such as sim:4xRTX4090", code="invalid_flag"
+    )
 
 
 def _nvml_cards() -> int:
     """How many cards the driver shows; 0 when there is none, or no driver."""
-    if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia/version")):
+    if not any(
+        Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia/version")
+    ):
         # asked first: without a device, loading the library can only fail, and a stand-in library may be in the way
         return 0
     try:

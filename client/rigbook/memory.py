@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 from rigbook_schemas.values import MEMORY_BYTES_MAX, MEMORY_BYTES_MIN
 
 __all__ = ["GpuAsk", "MemoryTextError", "parse_gpu", "parse_memory", "parse_size"]
@@ -39,7 +40,7 @@ class MemoryTextError(ValueError):
     code = "invalid_memory"
 
 
-class GpuAsk(NamedTuple):
+class GpuAsk(msgspec.Struct, frozen=True):
     """What `--gpu` asks: `memory_bytes` on each of `count` cards of a `model` ("" = any)."""
 
     memory_bytes: int
@@ -75,7 +76,9 @@ def parse_memory(text: str) -> int:
     """Bytes of GPU memory per card, between 16 MiB and 16 TiB. Raises MemoryTextError."""
     size = parse_size(text)
     if size < MEMORY_BYTES_MIN:
-        raise MemoryTextError(f"{_shown(text)} is {size / MIB:g} MiB; a demand is at least 16 MiB; {EXPECTED}")
+        raise MemoryTextError(
+            f"{_shown(text)} is {size / MIB:g} MiB; a demand is at least 16 MiB; {EXPECTED}"
+        )
     if size > MEMORY_BYTES_MAX:
         raise MemoryTextError(
             f"{_shown(text)} is {size / GIB:.0f} GiB; no card has that (at most 16 TiB); a bare number is GiB: "
@@ -90,10 +93,14 @@ def parse_gpu(text: str) -> GpuAsk:
     if len(parts) == 1:
         return GpuAsk(parse_memory(text))
     if len(parts) > 3 or not all(parts):
-        raise MemoryTextError(f"{_shown(text)}: expected MEMORY, MEMORY:COUNT, MODEL:MEMORY or MODEL:MEMORY:COUNT")
+        raise MemoryTextError(
+            f"{_shown(text)}: expected MEMORY, MEMORY:COUNT, MODEL:MEMORY or MODEL:MEMORY:COUNT"
+        )
     if len(parts) == 3:
         if _looks_like_size(parts[0]):
-            raise MemoryTextError(f"{_shown(text)}: {parts[0]!r} stands where the model belongs; expected MODEL:MEMORY:COUNT")
+            raise MemoryTextError(
+                f"{_shown(text)}: {parts[0]!r} stands where the model belongs; expected MODEL:MEMORY:COUNT"
+            )
         return GpuAsk(parse_memory(parts[1]), _count(text, parts[2]), _model(text, parts[0]))
     if _looks_like_size(parts[0]):
         return GpuAsk(parse_memory(parts[0]), _count(text, parts[1]))
@@ -116,7 +123,9 @@ def _count(text: str, part: str) -> int:
 
 def _model(text: str, part: str) -> str:
     if len(part) > MODEL_MAX or not part.isprintable():
-        raise MemoryTextError(f"{_shown(text)}: the model has more than {MODEL_MAX} characters or unprintable ones")
+        raise MemoryTextError(
+            f"{_shown(text)}: the model has more than {MODEL_MAX} characters or unprintable ones"
+        )
     return part
 
 

@@ -128,7 +128,9 @@ def _last_occurrence(text: str, clock: re.Match[str], now: datetime, zone: tzinf
         raise MomentError(f"{_shown(text)}: no such time of day; {EXPECTED}") from None
     today = now.astimezone(zone).date()
     moment = _local(text, datetime.combine(today, at), zone)
-    if moment.astimezone(UTC) <= now.astimezone(UTC):  # datetimes of one zone compare by the clock on the wall
+    if moment.astimezone(UTC) <= now.astimezone(
+        UTC
+    ):  # datetimes of one zone compare by the clock on the wall
         return Moment(moment, f"{text.strip()} is taken as {_said(moment)}, today")
     before: date = today - timedelta(days=1)
     moment = _local(text, datetime.combine(before, at), zone)

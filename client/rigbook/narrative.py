@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from rigbook_schemas.queries import DemandRow, EventRow
     from rigbook_schemas.wire import Record
 
-__all__ = ["asked", "event_line", "payload_of", "printable", "record_line", "short_card", "standing", "told"]
+__all__ = [
+    "asked",
+    "event_line",
+    "holder_line",
+    "payload_of",
+    "printable",
+    "record_line",
+    "short_card",
+    "standing",
+    "told",
+]
 
 _UUID_SHOWN: Final = 8
 
@@ -30,7 +40,9 @@ def printable(text: str) -> str:
     """The text without control characters: what others wrote on the bus must not steer a terminal."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
 
 
 def asked(memory_bytes: int, count: int, mode: str) -> str:
@@ -43,8 +55,8 @@ def standing(row: DemandRow) -> str:
     if row.drifts:
         return f"drift: {', '.join(row.drifts)}"
     if row.phase in ("waiting", "refused") and row.reasons:
-        more = f" (and {len(row.reasons) - 1} more)" if len(row.reasons) > 1 else ""
-        return sentence(row.reasons[0]) + more
+        first, *rest = row.reasons
+        return sentence(first) + (f" (and {len(rest)} more)" if rest else "")
     if row.phase == "waiting":
         return "in the queue"
     if row.phase == "releasing":
@@ -52,6 +64,18 @@ def standing(row: DemandRow) -> str:
     if row.phase == "ended":
         return row.sentence or row.verdict
     return row.sentence if row.attempt > 1 else ""
+
+
+def holder_line(row: DemandRow) -> str:
+    """Who holds what somebody else waits for, and whether he is on his way out."""
+    cards = ", ".join(short_card(card) for card in row.cards)
+    who = f"{row.owner}{f' <{row.contact}>' if row.contact else ''}"
+    if row.wanted:
+        return f"{row.demand} ({who}) holds {cards or 'nothing any more'}: {row.phase}{f', {row.purpose}' if row.purpose else ''}"
+    still = f"still holds {cards}" if row.phase == "releasing" else f"is {row.phase}"
+    when = f" since {row.withdrawn[:19].replace('T', ' ')} UTC" if row.withdrawn else ""
+    drift = f"; drift: {', '.join(row.drifts)}" if row.drifts else ""
+    return f"{row.demand} ({who}) {still}; its desired state is stopped{when}{drift}"
 
 
 def payload_of(row: EventRow) -> Payload | None:

@@ -87,7 +87,9 @@ def print_failure(failure: RigbookFailure, *, as_json: bool = False) -> None:
         sys.stderr.write(msgspec.json.encode({"error": told}).decode() + "\n")
         return
     to = console(stderr=True)
-    to.print(Text.assemble(("error", "bold red"), f" [{failure.code}] {printable(failure.what)}"), soft_wrap=True)
+    to.print(
+        Text.assemble(("error", "bold red"), f" [{failure.code}] {printable(failure.what)}"), soft_wrap=True
+    )
     for name, text in (("why", failure.why), ("next", failure.remedy)):
         for line in text.splitlines():
             to.print(Text.assemble((f"  {name}: ", "bold"), printable(line)), soft_wrap=True)

@@ -32,7 +32,9 @@ MODULES: Final = {
     "agent": "rigbook_nodeagent.service",
 }
 # Causes that trying again does not mend: the options, or somebody else who is there already.
-FINAL_CODES: Final = frozenset({"node_already_served", "store_in_use", "ledger_in_use", "invalid_name", "invalid_option"})
+FINAL_CODES: Final = frozenset(
+    {"node_already_served", "store_in_use", "ledger_in_use", "invalid_name", "invalid_option"}
+)
 
 
 class _Service(Protocol):
@@ -94,7 +96,10 @@ async def _serve(start: Start, module: _Service, options: Any, outcome: list[int
     name = f"{start.service}-{getattr(options, 'node', '') or getattr(options, 'instance', '')}".strip("-")
     try:
         bus = await JetStreamBus.connect(
-            start.url, name=name, credentials=start.credentials or None, wait_seconds=None if start.lifeline else 30.0
+            start.url,
+            name=name,
+            credentials=start.credentials or None,
+            wait_seconds=None if start.lifeline else 30.0,
         )
     except BusError as error:
         log.error("no bus", code=error.code, why=str(error))  # noqa: TRY400 - no traceback for a wrong address
@@ -122,7 +127,7 @@ def _told(log: Any, link: Link, why: str) -> None:
     if link.value == "away":
         log.warning("the bus is away", why=why)
     else:
-        log.info(f"bus {link.value}", why=why)
+        log.info("bus", link=link.value, why=why)
 
 
 def _lifeline() -> None:

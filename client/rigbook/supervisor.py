@@ -14,6 +14,7 @@ import enum
 import os
 import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,7 +23,6 @@ from rigbook.exitcodes import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 __all__ = ["Backoff", "Part", "Parts", "State", "last_lines"]
 
@@ -92,19 +92,19 @@ class _Kept:
         self._told = told
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._stop_asked = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     def start(self) -> None:
-        self._stopping = False
+        self._stop_asked.clear()
         self._task = asyncio.create_task(self._keep(), name=self.part.name)
 
     async def stop(self) -> None:
         """Ask it to end, wait, insist."""
-        self._stopping = True
+        self._stop_asked.set()
         process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -124,10 +124,10 @@ class _Kept:
 
     async def _keep(self) -> None:
         backoff = Backoff()
-        while not self._stopping:
+        while not self._stop_asked.is_set():
             started = time.monotonic()
             code = await self._once()
-            if self._stopping:
+            if self._stop_asked.is_set():
                 return
             said = f"ended with {_ending(code)}"
             if code == Exit.USAGE:
@@ -136,7 +136,10 @@ class _Kept:
             wait = backoff.ended(started=started, now=time.monotonic())
             self.restarts += 1
             looping = backoff.looping
-            self._move(State.CRASH_LOOP if looping else State.WAITING, f"{said}, next start in {wait:g} s; see {self.part.log}")
+            self._move(
+                State.CRASH_LOOP if looping else State.WAITING,
+                f"{said}, next start in {wait:g} s; see {self.part.log}",
+            )
             await asyncio.sleep(wait)
 
     async def _once(self) -> int:

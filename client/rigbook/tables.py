@@ -17,7 +17,20 @@ if TYPE_CHECKING:
 
     from rigbook_schemas.queries import CardRow, DemandRow, DriftRow, EventRow, NodeRow, ProjectRow, TenureRow
 
-__all__ = ["cards", "cell", "clock", "demands", "drifts", "events", "facts", "nodes", "plain", "projects", "standing", "tenures"]
+__all__ = [
+    "cards",
+    "cell",
+    "clock",
+    "demands",
+    "drifts",
+    "events",
+    "facts",
+    "nodes",
+    "plain",
+    "projects",
+    "standing",
+    "tenures",
+]
 
 STYLES: Final = {
     "running": "green", "ready": "green", "free": "green", "ok": "green",
@@ -47,7 +60,18 @@ def demands(rows: Iterable[DemandRow], now_ns: int) -> Table:
 
 
 def cards(rows: Iterable[CardRow]) -> Table:
-    table = plain("NODE NAME", "GPU", "UUID", "GPU MODEL", "VRAM TOTAL", "VRAM FREE", "VRAM USED", "MODE", "STATUS", "HELD BY")
+    table = plain(
+        "NODE NAME",
+        "GPU",
+        "UUID",
+        "GPU MODEL",
+        "VRAM TOTAL",
+        "VRAM FREE",
+        "VRAM USED",
+        "MODE",
+        "STATUS",
+        "HELD BY",
+    )
     for row in rows:
         used = row.observed.memory_used_bytes if row.observed is not None else None
         told = ", ".join(row.holders)
@@ -72,7 +96,9 @@ def cards(rows: Iterable[CardRow]) -> Table:
 
 
 def nodes(rows: Iterable[NodeRow]) -> Table:
-    table = plain("NODE NAME", "GPU MODEL", "GPU COUNT", "VRAM TOTAL", "VRAM FREE", "BINDINGS", "STATUS", "HEARD", "WHY")
+    table = plain(
+        "NODE NAME", "GPU MODEL", "GPU COUNT", "VRAM TOTAL", "VRAM FREE", "BINDINGS", "STATUS", "HEARD", "WHY"
+    )
     for row in rows:
         _add(
             table,
@@ -101,7 +127,9 @@ def drifts(rows: Iterable[DriftRow], now_ns: int) -> Table:
             row.drift.demand,
             age(row.detected, now_ns),
             status(state),
-            row.drift.sentence if not row.cleared else f"{row.drift.sentence}; cleared: {row.how or row.cleared}",
+            row.drift.sentence
+            if not row.cleared
+            else f"{row.drift.sentence}; cleared: {row.how or row.cleared}",
         )
     return table
 
@@ -112,13 +140,20 @@ def projects(rows: Iterable[ProjectRow]) -> Table:
         quota = "no bound" if row.quota_bytes is None else gib(row.quota_bytes)
         _add(
             table,
-row.project, gib(row.used_bytes), gib(row.releasing_bytes), quota, gib(row.over_bytes) if row.over_bytes else "")
+            row.project,
+            gib(row.used_bytes),
+            gib(row.releasing_bytes),
+            quota,
+            gib(row.over_bytes) if row.over_bytes else "",
+        )
     return table
 
 
 def tenures(rows: Iterable[TenureRow]) -> Table:
     """The answer to `who`: one line per binding's time on the card."""
-    table = plain("FROM", "UNTIL", "DEMAND", "PROJECT", "OWNER", "CONTACT", "GPU", "EPOCH", "PURPOSE", "HOW IT ENDED")
+    table = plain(
+        "FROM", "UNTIL", "DEMAND", "PROJECT", "OWNER", "CONTACT", "GPU", "EPOCH", "PURPOSE", "HOW IT ENDED"
+    )
     for row in rows:
         stopped = f"stop wanted {clock(row.desired_stopped)}" if row.desired_stopped else ""
         until = clock(row.released) if row.released else "still"
@@ -133,7 +168,9 @@ def tenures(rows: Iterable[TenureRow]) -> Table:
             f"{gib(row.memory_bytes)} {row.mode}",
             str(row.epoch),
             row.purpose,
-            "; ".join(part for part in (row.verdict, stopped, row.end, "forced" if row.forced else "") if part),
+            "; ".join(
+                part for part in (row.verdict, stopped, row.end, "forced" if row.forced else "") if part
+            ),
         )
     return table
 
@@ -143,9 +180,7 @@ def events(rows: Iterable[EventRow], *, with_demand: bool = True) -> Table:
     table = plain(*columns)
     for row in rows:
         about = (row.demand or row.node,) if with_demand else ()
-        _add(
-            table,
-str(row.seq), clock(row.received), row.kind or "?", *about, event_line(row))
+        _add(table, str(row.seq), clock(row.received), row.kind or "?", *about, event_line(row))
     return table
 
 
@@ -155,9 +190,7 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in pairs:
-        _add(
-            table,
-name, value if isinstance(value, Text) else str(value))
+        _add(table, name, value if isinstance(value, Text) else str(value))
     return table
 
 

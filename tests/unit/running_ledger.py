@@ -11,17 +11,17 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rigbook_bus.memory import MemoryBus
 from rigbook_bus.memory_server import MemoryServer
+from rigbook_ledger.evolve import evolve
 from rigbook_ledger.service import Options, serve
+from rigbook_ledger.state import State
 from rigbook_ledger.streams import ensure_streams
 from rigbook_schemas import subjects
 from rigbook_schemas.queries import QUESTIONS, Answer
 from rigbook_schemas.wire import Draft, decode, encode, rfc3339
-import msgspec
 
-from rigbook_ledger.evolve import evolve
-from rigbook_ledger.state import State
 from tests.unit.ledger_story import START_NS, Raw, Told, subject_of
 
 if TYPE_CHECKING:

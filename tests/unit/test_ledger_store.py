@@ -22,6 +22,7 @@ from rigbook_ledger.entries import Entries, Gap
 from rigbook_ledger.service import FILE
 from rigbook_ledger.state import State, snapshot
 from rigbook_ledger.store import Mark, Store, StoreError, StoreInUse, StoreLost, StoreUnreadable
+
 from tests.unit import ledger_story as s
 from tests.unit.running_ledger import ledger, world
 
@@ -44,7 +45,11 @@ def messages(*steps: s.Step) -> list[Message]:
 
 def mark_of(state: State) -> Mark:
     return Mark(
-        stream_created_ns=1, position=state.position, event_id=state.event_id, received_ns=state.received_ns, chain=state.chain
+        stream_created_ns=1,
+        position=state.position,
+        event_id=state.event_id,
+        received_ns=state.received_ns,
+        chain=state.chain,
     )
 
 
@@ -208,7 +213,7 @@ async def reopened(tmp_path: Path) -> tuple[str, int, list[str]]:
     async with world() as w:
         await w.tell(*LIFE, s.raised("d2"), s.bound("d2"))
         book_ns = w.server.streams["RIG_LEDGER"].created_ns
-        with sqlite3.connect(tmp_path / FILE) as db, contextlib_suppress():
+        with sqlite3.connect(tmp_path / FILE) as db:
             db.execute("UPDATE book SET stream_created_ns = ?", (book_ns,))
         db.close()
         async with ledger(w, tmp_path):
@@ -216,12 +221,6 @@ async def reopened(tmp_path: Path) -> tuple[str, int, list[str]]:
             status = (await w.rows("status", digest=True))[0]
             aside = sorted(p.name for p in tmp_path.glob("*.aside-*"))
             return status.digest, len(tenures), aside
-
-
-def contextlib_suppress() -> object:
-    import contextlib
-
-    return contextlib.suppress(sqlite3.DatabaseError)
 
 
 async def test_tables_of_another_fold_are_made_anew(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def app_for(words: list[str]) -> typer.Typer:
     return app
 
 
-def _version(value: bool) -> None:  # noqa: FBT001 - how typer calls it
+def _version(value: bool) -> None:
     if value:
         typer.echo(f"rigbook {__version__}")
         raise typer.Exit

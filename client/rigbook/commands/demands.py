@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rigbook_schemas.sentences import gib, sentence
@@ -31,23 +31,42 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-Files = Annotated[list[str], typer.Option("--file", "-f", metavar="FILE", help="A demand file; may be given again.")]
+Files = Annotated[
+    list[str], typer.Option("--file", "-f", metavar="FILE", help="A demand file; may be given again.")
+]
 Gpu = Annotated[
-    str, typer.Option("--gpu", metavar="ASK", help="24GB, 24GB:2 (two cards), A100:80GB:2. G, GB and GiB are GiB.")
+    str,
+    typer.Option(
+        "--gpu", metavar="ASK", help="24GB, 24GB:2 (two cards), A100:80GB:2. G, GB and GiB are GiB."
+    ),
 ]
 Mode = Annotated[str, typer.Option("--mode", help="exclusive, memory-slice or time-slice.")]
-Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="Variable; may be repeated.")]
-Require = Annotated[list[str] | None, typer.Option("--require", metavar="NAME=VALUE", help="Label a node must have.")]
-Prefer = Annotated[list[str] | None, typer.Option("--prefer", metavar="NAME=VALUE", help="Label a node should have.")]
+Env = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="Variable; may be repeated.")
+]
+Require = Annotated[
+    list[str] | None, typer.Option("--require", metavar="NAME=VALUE", help="Label a node must have.")
+]
+Prefer = Annotated[
+    list[str] | None, typer.Option("--prefer", metavar="NAME=VALUE", help="Label a node should have.")
+]
 Node = Annotated[str, typer.Option("--node", metavar="NAME", help="This node and no other.")]
-Image = Annotated[str, typer.Option("--image", metavar="IMAGE", help="Container image; without one it is a plain process.")]
+Image = Annotated[
+    str, typer.Option("--image", metavar="IMAGE", help="Container image; without one it is a plain process.")
+]
 Priority = Annotated[str, typer.Option("--priority", help="0 to 100, or low, normal, high.")]
-MaxRun = Annotated[str, typer.Option("--max-run", metavar="TIME", help="Stopped after this time, such as 2h.")]
-Purpose = Annotated[str, typer.Option("--purpose", metavar="TEXT", help="What it is for; others will read it.")]
+MaxRun = Annotated[
+    str, typer.Option("--max-run", metavar="TIME", help="Stopped after this time, such as 2h.")
+]
+Purpose = Annotated[
+    str, typer.Option("--purpose", metavar="TEXT", help="What it is for; others will read it.")
+]
 Contact = Annotated[
     str, typer.Option("--contact", metavar="TEXT", envvar="RIGBOOK_CONTACT", help="How to reach the owner.")
 ]
-Words = Annotated[list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="What runs.", show_default=False)]
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="What runs.", show_default=False)
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +79,9 @@ def register(app: typer.Typer) -> None:
 
 def apply(
     file: Files,
-    replace: Annotated[bool, typer.Option("--replace", help="Stop the live one under this name, raise this one.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Stop the live one under this name, raise this one.")
+    ] = False,
     by: By = "",
     as_json: AsJson = False,
     nats: Nats = None,
@@ -75,7 +96,9 @@ def submit(
     gpu: Gpu,
     project: Project = "",
     command: Words = None,
-    name: Annotated[str, typer.Option("--name", "-n", metavar="NAME", help="Default: from the command.")] = "",
+    name: Annotated[
+        str, typer.Option("--name", "-n", metavar="NAME", help="Default: from the command.")
+    ] = "",
     image: Image = "",
     mode: Mode = "exclusive",
     node: Node = "",
@@ -109,8 +132,13 @@ def submit(
     if as_json:
         json_line({"demand": spec.demand, "seq": seq})
         return
-    say(f"{spec.demand} raised: {asked(spec.resources.memory_bytes, spec.resources.count, spec.resources.mode)}")
-    say(f"  rigbook show {spec.demand}     rigbook logs -f {spec.demand}     rigbook stop {spec.demand}", "dim")
+    say(
+        f"{spec.demand} raised: {asked(spec.resources.memory_bytes, spec.resources.count, spec.resources.mode)}"
+    )
+    say(
+        f"  rigbook show {spec.demand}     rigbook logs -f {spec.demand}     rigbook stop {spec.demand}",
+        "dim",
+    )
 
 
 def deploy(
@@ -118,8 +146,12 @@ def deploy(
     gpu: Gpu,
     project: Project = "",
     image: Image = "",
-    command: Annotated[str, typer.Option("--command", metavar="LINE", help="Command line; no shell reads it.")] = "",
-    port: Annotated[list[str] | None, typer.Option("--port", metavar="PORT[:PORT_ON_NODE]", help="Published port.")] = None,
+    command: Annotated[
+        str, typer.Option("--command", metavar="LINE", help="Command line; no shell reads it.")
+    ] = "",
+    port: Annotated[
+        list[str] | None, typer.Option("--port", metavar="PORT[:PORT_ON_NODE]", help="Published port.")
+    ] = None,
     mode: Mode = "exclusive",
     node: Node = "",
     require: Require = None,
@@ -130,7 +162,9 @@ def deploy(
     purpose: Purpose = "",
     contact: Contact = "",
     by: By = "",
-    replace: Annotated[bool, typer.Option("--replace", help="Stop the live one under this name, raise this one.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Stop the live one under this name, raise this one.")
+    ] = False,
     as_json: AsJson = False,
     nats: Nats = None,
     data: Data = None,
@@ -161,7 +195,14 @@ def plan(file: Files, as_json: AsJson = False, nats: Nats = None, data: Data = N
 
     plans = run(go())
     if as_json:
-        json_line({"items": [{"name": spec.name, "never": p.never, "plan": p} for spec, p in zip(specs, plans, strict=True)]})
+        json_line(
+            {
+                "items": [
+                    {"name": spec.name, "never": p.never, "plan": p}
+                    for spec, p in zip(specs, plans, strict=True)
+                ]
+            }
+        )
     else:
         for spec, answer in zip(specs, plans, strict=True):
             _show_plan(spec, answer)
@@ -171,13 +212,30 @@ def plan(file: Files, as_json: AsJson = False, nats: Nats = None, data: Data = N
         raise typer.Exit(Exit.WAITS)
 
 
+def _plain(spec: DemandRaised, answer: Plan) -> dict[str, Any]:
+    bound = answer.bound
+    return {
+        "name": spec.name,
+        "position": answer.position,
+        "fits": bound is not None,
+        "never": answer.never,
+        "shares": [{"node": share.node, "allotments": share.allotments} for share in bound.shares]
+        if bound
+        else [],
+        "reasons": answer.reasons,
+        "evict": answer.evict,
+    }
+
+
 def _show_plan(spec: DemandRaised, answer: Plan) -> None:
     r = spec.resources
     say(f"{spec.name}: {asked(r.memory_bytes, r.count, r.mode)}, as of position {answer.position}", "bold")
     if answer.bound is not None:
         for share in answer.bound.shares:
             for allotment in share.allotments:
-                say(f"  would go to {short_card(allotment.card)} of node {share.node}, {gib(allotment.memory_bytes)} {allotment.mode}")
+                say(
+                    f"  would go to {short_card(allotment.card)} of node {share.node}, {gib(allotment.memory_bytes)} {allotment.mode}"
+                )
         return
     say("  can never be met as it is:" if answer.never else "  would wait:")
     for reason in answer.reasons:
@@ -199,6 +257,8 @@ def _apply(
         return
     table = tables.plain("NAME", "PROJECT", "DEMAND", "RESULT")
     for one in applied:
-        after = f" (was {one.replaced}: {'; '.join(one.differences)})" if one.outcome is Outcome.REPLACED else ""
+        after = (
+            f" (was {one.replaced}: {'; '.join(one.differences)})" if one.outcome is Outcome.REPLACED else ""
+        )
         table.add_row(one.name, one.project, one.demand, one.outcome + after)
     show(table)

@@ -28,7 +28,10 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     accept: Annotated[
-        int, typer.Option("--accept", metavar="SEQ", min=0, help="Let deciders pass by this event of an unknown kind.")
+        int,
+        typer.Option(
+            "--accept", metavar="SEQ", min=0, help="Let deciders pass by this event of an unknown kind."
+        ),
     ] = 0,
     by: By = "",
     reason: Reason = "",
@@ -48,7 +51,9 @@ def doctor(
     else:
         table = tables.plain("CHECK", "STATUS", "WHAT", "REMEDY")
         for check in checks:
-            table.add_row(check.name, tables.status(check.grade), tables.cell(check.text), tables.cell(check.remedy))
+            table.add_row(
+                check.name, tables.status(check.grade), tables.cell(check.text), tables.cell(check.remedy)
+            )
         show(table)
     if bad:
         raise typer.Exit(Exit.UNHEALTHY)
@@ -61,7 +66,9 @@ async def _examine(nats: str | None, data: Path | None) -> list[Check]:
         async with connected(nats, data) as client:
             return await examine(client, url, context if context is not None and context.url == url else None)
     except RigbookFailure as failure:
-        return [Check(name="bus", grade=Grade.BAD, text=f"{failure.what}: {failure.why}", remedy=failure.remedy)]
+        return [
+            Check(name="bus", grade=Grade.BAD, text=f"{failure.what}: {failure.why}", remedy=failure.remedy)
+        ]
 
 
 async def _accept(seq: int, by: str, reason: str, nats: str | None, data: Path | None) -> int:

@@ -105,7 +105,12 @@ def gpu_mode(
 
 
 def gpu_quarantine(
-    gpu: GpuName, by: By = "", reason: Reason = "", as_json: AsJson = False, nats: Nats = None, data: Data = None
+    gpu: GpuName,
+    by: By = "",
+    reason: Reason = "",
+    as_json: AsJson = False,
+    nats: Nats = None,
+    data: Data = None,
 ) -> None:
     """No new bindings on a card; what runs, runs on."""
 
@@ -118,7 +123,12 @@ def gpu_quarantine(
 
 
 def gpu_restore(
-    gpu: GpuName, by: By = "", reason: Reason = "", as_json: AsJson = False, nats: Nats = None, data: Data = None
+    gpu: GpuName,
+    by: By = "",
+    reason: Reason = "",
+    as_json: AsJson = False,
+    nats: Nats = None,
+    data: Data = None,
 ) -> None:
     """Take a card out of quarantine."""
 
@@ -150,7 +160,12 @@ def node_list(watching: Watch = False, as_json: AsJson = False, nats: Nats = Non
 
 
 def node_cordon(
-    node: NodeName, by: By = "", reason: Reason = "", as_json: AsJson = False, nats: Nats = None, data: Data = None
+    node: NodeName,
+    by: By = "",
+    reason: Reason = "",
+    as_json: AsJson = False,
+    nats: Nats = None,
+    data: Data = None,
 ) -> None:
     """No new bindings on a node; what runs, runs on."""
 
@@ -162,7 +177,12 @@ def node_cordon(
 
 
 def node_uncordon(
-    node: NodeName, by: By = "", reason: Reason = "", as_json: AsJson = False, nats: Nats = None, data: Data = None
+    node: NodeName,
+    by: By = "",
+    reason: Reason = "",
+    as_json: AsJson = False,
+    nats: Nats = None,
+    data: Data = None,
 ) -> None:
     """The node takes bindings again."""
 

@@ -17,7 +17,7 @@ from rigbook.context import find_url
 from rigbook.exitcodes import Exit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
     from pathlib import Path
 
     from rich.console import RenderableType
@@ -53,7 +53,7 @@ def now_ns() -> int:
 
 
 @contextlib.asynccontextmanager
-async def connected(nats: str | None, data: Path | None) -> AsyncIterator[Client]:
+async def connected(nats: str | None, data: Path | None) -> AsyncGenerator[Client]:
     """A client of the bus that the options mean. Raises NoAnswer."""
     client = await Client.connect(find_url(nats, data), source=f"client/{me()}@{socket.gethostname()}")
     try:

@@ -11,16 +11,27 @@ __all__ = ["AsJson", "By", "Data", "Nats", "Project", "Reason", "Watch"]
 
 Nats = Annotated[
     str | None,
-    typer.Option("--nats", metavar="URL", help="The bus. Default: $RIGBOOK_NATS, else the one `rigbook up` runs."),
+    typer.Option(
+        "--nats", metavar="URL", help="The bus. Default: $RIGBOOK_NATS, else the one `rigbook up` runs."
+    ),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Data folder of the running Rigbook. Default: $RIGBOOK_DATA, else yours."),
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="Data folder of the running Rigbook. Default: $RIGBOOK_DATA, else yours.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs; its fields are stable.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it, until Ctrl-C.")]
-Project = Annotated[str, typer.Option("--project", "-p", metavar="NAME", envvar="RIGBOOK_PROJECT", help="Project.")]
+Project = Annotated[
+    str, typer.Option("--project", "-p", metavar="NAME", envvar="RIGBOOK_PROJECT", help="Project.")
+]
 By = Annotated[
-    str, typer.Option("--by", metavar="NAME", envvar="RIGBOOK_OWNER", help="Who does it. Default: your login name.")
+    str,
+    typer.Option(
+        "--by", metavar="NAME", envvar="RIGBOOK_OWNER", help="Who does it. Default: your login name."
+    ),
 ]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept for ever.")]

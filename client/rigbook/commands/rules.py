@@ -39,7 +39,9 @@ def register(app: typer.Typer) -> None:
 def drift_list(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Cleared ones too.")] = False,
     node: Annotated[str, typer.Option("--node", metavar="NAME", help="Of this node only.")] = "",
-    evidence: Annotated[bool, typer.Option("--evidence", "-e", help="With both sides and what was seen.")] = False,
+    evidence: Annotated[
+        bool, typer.Option("--evidence", "-e", help="With both sides and what was seen.")
+    ] = False,
     as_json: AsJson = False,
     nats: Nats = None,
     data: Data = None,
@@ -48,14 +50,20 @@ def drift_list(
 
     async def go() -> None:
         async with connected(nats, data) as client:
-            rows, answer = await client.whole("drifts", Question(open_only=not everything, node=node, limit=LIMIT_MAX))
+            rows, answer = await client.whole(
+                "drifts", Question(open_only=not everything, node=node, limit=LIMIT_MAX)
+            )
             if as_json:
                 answer_json(rows, answer)
             elif evidence:
                 for row in rows:
                     print_evidence(row)
             else:
-                show(tables.drifts(rows, now_ns()) if rows else Text("no drift: desired, bound and observed agree"))
+                show(
+                    tables.drifts(rows, now_ns())
+                    if rows
+                    else Text("no drift: desired, bound and observed agree")
+                )
 
     run(go())
 
@@ -63,12 +71,18 @@ def drift_list(
 def print_evidence(row: DriftRow) -> None:
     """A drift with its three views and what was observed."""
     drift = row.drift
-    say(f"{drift.kind} on {drift.node}{f', {short_card(drift.card)}' if drift.card else ''}: {drift.sentence}", "bold")
+    say(
+        f"{drift.kind} on {drift.node}{f', {short_card(drift.card)}' if drift.card else ''}: {drift.sentence}",
+        "bold",
+    )
     pairs = [
         ("  desired", drift.desired),
         ("  bound", drift.bound),
         ("  observed", drift.observed),
-        ("  seen", f"{drift.sightings} times since {tables.clock(drift.since)}, detected {tables.clock(row.detected)}"),
+        (
+            "  seen",
+            f"{drift.sightings} times since {tables.clock(drift.since)}, detected {tables.clock(row.detected)}",
+        ),
         ("  healing", "the stop was ordered" if drift.healing else "dry run: nothing was done"),
         ("  remedy", drift.remedy),
         ("  cleared", f"{tables.clock(row.cleared)}: {row.how}" if row.cleared else ""),
@@ -113,14 +127,18 @@ def quota_list(as_json: AsJson = False, nats: Nats = None, data: Data = None) ->
             if as_json:
                 answer_json(rows, answer)
             else:
-                show(tables.projects(rows) if rows else Text("no project holds anything, and none has a quota"))
+                show(
+                    tables.projects(rows) if rows else Text("no project holds anything, and none has a quota")
+                )
 
     run(go())
 
 
 def quota_set(
     project: Annotated[str, typer.Argument(metavar="PROJECT")],
-    memory: Annotated[str, typer.Argument(metavar="MEMORY", help="Of all its bindings together, such as 96GB; or none.")],
+    memory: Annotated[
+        str, typer.Argument(metavar="MEMORY", help="Of all its bindings together, such as 96GB; or none.")
+    ],
     by: By = "",
     reason: Reason = "",
     as_json: AsJson = False,

@@ -19,7 +19,9 @@ def register(app: typer.Typer) -> None:
 
 def schema(
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write files there.")] = None,
-    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="Print this one, such as demand.raised.v1.")] = "",
+    kind: Annotated[
+        str, typer.Option("--kind", metavar="KIND", help="Print this one, such as demand.raised.v1.")
+    ] = "",
 ) -> None:
     """JSON Schemas of every event kind and version, and an AsyncAPI document of the bus."""
     from rigbook_schemas.documents import asyncapi, documents, json_schemas

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +18,12 @@ __all__ = ["register"]
 
 Url = Annotated[str | None, typer.Option("--nats", metavar="URL", help="The bus.")]
 DataDir = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where it keeps its own files.")]
-Instance = Annotated[str, typer.Option("--instance", metavar="NAME", help="Its name, when several run side by side.")]
+Instance = Annotated[
+    str, typer.Option("--instance", metavar="NAME", help="Its name, when several run side by side.")
+]
 Credentials = Annotated[
-    str, typer.Option("--credentials", metavar="FILE", envvar="RIGBOOK_CREDENTIALS", help="A NATS .creds file.")
+    str,
+    typer.Option("--credentials", metavar="FILE", envvar="RIGBOOK_CREDENTIALS", help="A NATS .creds file."),
 ]
 ReadyFd = Annotated[int, typer.Option("--ready-fd", hidden=True)]
 Lifeline = Annotated[bool, typer.Option("--lifeline", hidden=True)]
@@ -28,7 +32,9 @@ LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning
 
 
 def register(app: typer.Typer) -> None:
-    serve = typer.Typer(no_args_is_help=True, help="Run one service in the foreground (as `up` and compose do).")
+    serve = typer.Typer(
+        no_args_is_help=True, help="Run one service in the foreground (as `up` and compose do)."
+    )
     for name, words in (
         ("ledger", "Keeps the book: folds the log, answers questions, makes the streams."),
         ("placer", "Gives cards to demands."),
@@ -39,7 +45,7 @@ def register(app: typer.Typer) -> None:
     app.command("agent")(agent)
 
 
-def _command(name: str) -> object:
+def _command(name: str) -> Callable[..., None]:
     def command(
         nats: Url = None,
         data: DataDir = None,
@@ -61,12 +67,26 @@ def _command(name: str) -> object:
 
 
 def agent(
-    join: Annotated[str | None, typer.Option("--join", "--nats", metavar="URL", help="The bus to join.")] = None,
-    node: Annotated[str, typer.Option("--node", metavar="NAME", help="Name of this machine. Default: its host name.")] = "",
-    gpus: Annotated[str, typer.Option("--gpus", metavar="SPEC", help="auto, nvml, or sim:4xRTX4090 and the like.")] = "auto",
-    labels: Annotated[list[str] | None, typer.Option("--labels", "-l", metavar="NAME=VALUE,...", help="For --require and --prefer.")] = None,
-    engine: Annotated[list[str] | None, typer.Option("--engine", metavar="ENGINE", help="process or docker; may be repeated.")] = None,
-    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Others' workloads are never touched.")] = "default",
+    join: Annotated[
+        str | None, typer.Option("--join", "--nats", metavar="URL", help="The bus to join.")
+    ] = None,
+    node: Annotated[
+        str, typer.Option("--node", metavar="NAME", help="Name of this machine. Default: its host name.")
+    ] = "",
+    gpus: Annotated[
+        str, typer.Option("--gpus", metavar="SPEC", help="auto, nvml, or sim:4xRTX4090 and the like.")
+    ] = "auto",
+    labels: Annotated[
+        list[str] | None,
+        typer.Option("--labels", "-l", metavar="NAME=VALUE,...", help="For --require and --prefer."),
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", metavar="ENGINE", help="process or docker; may be repeated."),
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", metavar="NAME", help="Others' workloads are never touched.")
+    ] = "default",
     heartbeat: Annotated[float, typer.Option("--heartbeat", min=0.05, metavar="SECONDS")] = 1.0,
     data: DataDir = None,
     credentials: Credentials = "",

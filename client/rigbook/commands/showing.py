@@ -15,7 +15,9 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the data folder, for a look at logs and log.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the data folder, for a look at logs and log.")
+    ] = False,
     examples: Annotated[
         Path | None, typer.Option("--examples", metavar="DIR", help="Folder with the demand files.")
     ] = None,

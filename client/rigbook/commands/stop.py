@@ -63,12 +63,20 @@ def stop(
                 if not as_json:
                     say(f"{row.demand}: desired is stopped from now on")
             elif not as_json:
-                say(f"{row.demand}: was stopped already, by {row.withdrawn_by or 'somebody'}; it is {row.phase}")
-            return await _gone(client, row.demand, seconds, quiet=as_json) if wait else await demand_named(client, row.demand, position_min=seq)
+                say(
+                    f"{row.demand}: was stopped already, by {row.withdrawn_by or 'somebody'}; it is {row.phase}"
+                )
+            return (
+                await _gone(client, row.demand, seconds, quiet=as_json)
+                if wait
+                else await demand_named(client, row.demand, position_min=seq)
+            )
 
     row = run(go())
     if as_json:
-        json_line({"demand": row.demand, "phase": row.phase, "verdict": row.verdict, "sentence": row.sentence})
+        json_line(
+            {"demand": row.demand, "phase": row.phase, "verdict": row.verdict, "sentence": row.sentence}
+        )
     elif row.phase in TERMINAL:
         say(f"{row.demand} is {row.phase}{f': {row.sentence or row.verdict}' if row.verdict else ''}")
 
@@ -95,7 +103,9 @@ async def _gone(client: Client, demand: str, seconds: float, *, quiet: bool) -> 
 
 def logs(
     demand: Annotated[str, typer.Argument(metavar="DEMAND", help="Id or name.")],
-    component: Annotated[str, typer.Argument(metavar="[COMPONENT]", help="This one only.", show_default=False)] = "",
+    component: Annotated[
+        str, typer.Argument(metavar="[COMPONENT]", help="This one only.", show_default=False)
+    ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends, or Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=2000, help="The last N of each.")] = 200,
     as_json: AsJson = False,
@@ -108,15 +118,29 @@ def logs(
         async with connected(nats, data) as client:
             row = await demand_named(client, demand)
             if not row.epoch_last:
-                raise NotFound(f"{row.demand} has never run", why=standing(row), remedy=f"`rigbook explain {row.demand}`")
+                raise NotFound(
+                    f"{row.demand} has never run", why=standing(row), remedy=f"`rigbook explain {row.demand}`"
+                )
             if component and component not in row.components:
-                raise NotFound(f"{row.demand} has no component {component!r}", remedy=f"it has {', '.join(row.components)}")
-            await _logs(client, row, [component] if component else list(row.components), lines, follow=follow, as_json=as_json)
+                raise NotFound(
+                    f"{row.demand} has no component {component!r}",
+                    remedy=f"it has {', '.join(row.components)}",
+                )
+            await _logs(
+                client,
+                row,
+                [component] if component else list(row.components),
+                lines,
+                follow=follow,
+                as_json=as_json,
+            )
 
     run(go())
 
 
-async def _logs(client: Client, row: DemandRow, components: list[str], lines: int, *, follow: bool, as_json: bool) -> None:
+async def _logs(
+    client: Client, row: DemandRow, components: list[str], lines: int, *, follow: bool, as_json: bool
+) -> None:
     seen: dict[tuple[str, str], str] = {}
     node_shown = len(row.nodes) > 1
     while True:
@@ -140,16 +164,31 @@ async def _nodes_of(client: Client, row: DemandRow) -> list[str]:
     """An ended demand has no nodes any more: those that its events name."""
     from rigbook.lookup import events_of
 
-    return sorted({event.node for event in await events_of(client, row.demand) if event.node and event.kind == "started"})
+    return sorted(
+        {
+            event.node
+            for event in await events_of(client, row.demand)
+            if event.node and event.kind == "started"
+        }
+    )
 
 
 async def _asked(client: Client, node: str, row: DemandRow, component: str, lines: int) -> dict[str, Any]:
-    question = {"demand": row.demand, "epoch": row.epoch or row.epoch_last, "component": component, "lines": lines}
-    reply = await client.request(subjects.agent_query(node, "logs"), msgspec.json.encode(question), f"the agent of node {node}")
+    question = {
+        "demand": row.demand,
+        "epoch": row.epoch or row.epoch_last,
+        "component": component,
+        "lines": lines,
+    }
+    reply = await client.request(
+        subjects.agent_query(node, "logs"), msgspec.json.encode(question), f"the agent of node {node}"
+    )
     answer: dict[str, Any] = msgspec.json.decode(reply, type=dict[str, Any])
     error = answer.get("error")
     if error:
-        raise of_answer(str(error.get("code", "not_ready")), str(error.get("text", "")), str(error.get("remedy", "")))
+        raise of_answer(
+            str(error.get("code", "not_ready")), str(error.get("text", "")), str(error.get("remedy", ""))
+        )
     return answer
 
 

@@ -48,9 +48,13 @@ def show_demand(
 async def story_of(client: Client, row: DemandRow) -> dict[str, Any]:
     """What `show --json` tells: the row, observations, drifts, events."""
     nodes: list[NodeRow] = [node for node in await client.rows("nodes") if node.name in row.nodes]
-    cards: list[CardRow] = [card for card in await client.rows("cards") if card.uuid in row.cards or _runs_on(card, row.demand)]
+    cards: list[CardRow] = [
+        card for card in await client.rows("cards") if card.uuid in row.cards or _runs_on(card, row.demand)
+    ]
     drifts: list[DriftRow] = [
-        drift for drift in await client.rows("drifts", Question(open_only=False)) if drift.drift.demand == row.demand
+        drift
+        for drift in await client.rows("drifts", Question(open_only=False))
+        if drift.drift.demand == row.demand
     ]
     return {
         "demand": row,
@@ -62,13 +66,21 @@ async def story_of(client: Client, row: DemandRow) -> dict[str, Any]:
 
 def observed_of(row: DemandRow, nodes: list[NodeRow], cards: list[CardRow]) -> dict[str, Any]:
     """What engines and cards show of the demand right now; None = unknown, which is not nothing."""
-    components: list[dict[str, Any]] | None = []
+    components: list[dict[str, Any]] = []
+    answers = True
     for node in nodes:
         if node.components is None:
-            components = None
-            break
+            answers = False
+            continue
         components += [
-            {"node": node.name, "component": c.component, "ref": c.ref, "running": c.running, "pids": list(c.pids), "epoch": c.epoch}
+            {
+                "node": node.name,
+                "component": c.component,
+                "ref": c.ref,
+                "running": c.running,
+                "pids": list(c.pids),
+                "epoch": c.epoch,
+            }
             for c in node.components
             if c.demand == row.demand
         ]
@@ -79,11 +91,18 @@ def observed_of(row: DemandRow, nodes: list[NodeRow], cards: list[CardRow]) -> d
             unknown.append(card.uuid)
             continue
         processes += [
-            {"node": card.node, "card": card.uuid, "pid": p.pid, "memory_bytes": p.memory_bytes, "component": p.component, "command": p.command}
+            {
+                "node": card.node,
+                "card": card.uuid,
+                "pid": p.pid,
+                "memory_bytes": p.memory_bytes,
+                "component": p.component,
+                "command": p.command,
+            }
             for p in card.observed.processes
             if p.demand == row.demand
         ]
-    return {"components": components, "processes": processes, "unknown_cards": unknown}
+    return {"components": components if answers else None, "processes": processes, "unknown_cards": unknown}
 
 
 def _runs_on(card: CardRow, demand: str) -> bool:
@@ -106,7 +125,11 @@ def _print(story: dict[str, Any]) -> None:
     ]
     show(tables.facts([(name, value) for name, value in pairs if value or isinstance(value, Text)]))
     say()
-    show(tables.facts([("DESIRED", _desired(row)), ("BOUND", _bound(row)), ("OBSERVED", _observed(story["observed"]))]))
+    show(
+        tables.facts(
+            [("DESIRED", _desired(row)), ("BOUND", _bound(row)), ("OBSERVED", _observed(story["observed"]))]
+        )
+    )
     for reason in row.reasons:
         say(f"  {sentence(reason)}")
     if row.verdict or row.sentence:
@@ -137,10 +160,21 @@ def _observed(observed: dict[str, Any]) -> str:
     if observed["components"] is None:
         told = "the engine does not answer: unknown"
     else:
-        running = [f"{c['component']} (pids {', '.join(map(str, c['pids'])) or 'none'})" for c in observed["components"] if c["running"]]
-        left = [f"{c['component']}: its launcher is gone, pids {', '.join(map(str, c['pids']))} live on" for c in observed["components"] if not c["running"] and c["pids"]]
+        running = [
+            f"{c['component']} (pids {', '.join(map(str, c['pids'])) or 'none'})"
+            for c in observed["components"]
+            if c["running"]
+        ]
+        left = [
+            f"{c['component']}: its launcher is gone, pids {', '.join(map(str, c['pids']))} live on"
+            for c in observed["components"]
+            if not c["running"] and c["pids"]
+        ]
         told = ", ".join(running + left) or "no component runs"
-    holding = [f"pid {p['pid']} holds {gib(p['memory_bytes'])} of {short_card(p['card'])}" for p in observed["processes"]]
+    holding = [
+        f"pid {p['pid']} holds {gib(p['memory_bytes'])} of {short_card(p['card'])}"
+        for p in observed["processes"]
+    ]
     if holding:
         told += "; " + ", ".join(holding)
     if observed["unknown_cards"]:

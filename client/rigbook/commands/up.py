@@ -28,15 +28,33 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Default: $RIGBOOK_DATA, else yours.")] = None,
-    gpus: Annotated[str, typer.Option("--gpus", metavar="SPEC", help="auto (NVML if it has cards, else simulated), nvml, or sim:4xRTX4090.")] = "auto",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the bus, on loopback; 0 takes a free one.")] = 4222,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Default: $RIGBOOK_DATA, else yours.")
+    ] = None,
+    gpus: Annotated[
+        str,
+        typer.Option(
+            "--gpus",
+            metavar="SPEC",
+            help="auto (NVML if it has cards, else simulated), nvml, or sim:4xRTX4090.",
+        ),
+    ] = "auto",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Of the bus, on loopback; 0 takes a free one.")
+    ] = 4222,
     no_agent: Annotated[bool, typer.Option("--no-agent", help="Without this machine's cards.")] = False,
-    node: Annotated[str, typer.Option("--node", metavar="NAME", help="Name of this machine. Default: its host name.")] = "",
+    node: Annotated[
+        str, typer.Option("--node", metavar="NAME", help="Name of this machine. Default: its host name.")
+    ] = "",
     labels: Annotated[list[str] | None, typer.Option("--labels", "-l", metavar="NAME=VALUE,...")] = None,
-    engine: Annotated[list[str] | None, typer.Option("--engine", metavar="ENGINE", help="process or docker; may be repeated.")] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", metavar="ENGINE", help="process or docker; may be repeated."),
+    ] = None,
     heartbeat: Annotated[float, typer.Option("--heartbeat", min=0.05, metavar="SECONDS")] = 1.0,
-    log_dir: Annotated[Path | None, typer.Option("--log-dir", metavar="DIR", help="Default: logs in the data folder.")] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option("--log-dir", metavar="DIR", help="Default: logs in the data folder.")
+    ] = None,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Bus, ledger, placer, reaper and an agent in one process tree; Ctrl-C ends all of it."""
@@ -112,16 +130,23 @@ def _overview(states: list[tuple[str, str, int | None, int]], url: str) -> None:
         table.add_row(name, tables.status(state), str(pid or "-"), str(restarts))
     say()
     show(table)
-    say(f"\nthe bus is {url}; in another terminal: rigbook gpu list, rigbook apply -f FILE, rigbook ls. Ctrl-C ends it.")
+    say(
+        f"\nthe bus is {url}; in another terminal: rigbook gpu list, rigbook apply -f FILE, rigbook ls. Ctrl-C ends it."
+    )
 
 
 async def _say_what_stays(url: str) -> None:
     """Workloads outlive the control part: a restart of it must not cost anybody's run."""
     try:
-        async with asyncio.timeout(1.0), await Client.connect(url, source="client/up", wait_seconds=1.0) as client:
+        async with (
+            asyncio.timeout(1.0),
+            await Client.connect(url, source="client/up", wait_seconds=1.0) as client,
+        ):
             rows = (await client.ask("status")).rows
     except (RigbookFailure, BusError, TimeoutError):
         return
     bindings = rows[0].bindings if rows else 0
     if bindings:
-        say(f"{bindings} {'binding runs' if bindings == 1 else 'bindings run'} on, and {'is' if bindings == 1 else 'are'} adopted at the next start on this data folder")
+        say(
+            f"{bindings} {'binding runs' if bindings == 1 else 'bindings run'} on, and {'is' if bindings == 1 else 'are'} adopted at the next start on this data folder"
+        )

@@ -20,7 +20,7 @@ from rigbook.commands.options import AsJson, Data, Nats, Watch
 from rigbook.failures import Invalid
 from rigbook.lookup import demand_named
 from rigbook.moments import MomentError, local_zone, parse_moment, rfc3339_of
-from rigbook.narrative import record_line
+from rigbook.narrative import holder_line, record_line
 from rigbook.output import answer_json, json_line, say, show
 
 if TYPE_CHECKING:
@@ -31,8 +31,20 @@ if TYPE_CHECKING:
 
 __all__ = ["moment_option", "register"]
 
-PHASES: Final = ("live", "all", "waiting", "bound", "starting", "running", "releasing", "ended", "refused", "withdrawn")
+PHASES: Final = (
+    "live",
+    "all",
+    "waiting",
+    "bound",
+    "starting",
+    "running",
+    "releasing",
+    "ended",
+    "refused",
+    "withdrawn",
+)
 EVENTS_SHOWN: Final = 200
+HOLDERS_SHOWN: Final = 8
 BEGINNING: Final = "1970-01-01T00:00:00Z"  # "who had it, ever" is asked as a span
 
 
@@ -44,8 +56,12 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Ended, refused and withdrawn ones too.")] = False,
-    project: Annotated[str, typer.Option("--project", "-p", metavar="NAME", help="Of this project only.")] = "",
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Ended, refused and withdrawn ones too.")
+    ] = False,
+    project: Annotated[
+        str, typer.Option("--project", "-p", metavar="NAME", help="Of this project only.")
+    ] = "",
     phase: Annotated[str, typer.Option("--phase", metavar="PHASE", help=f"One of {', '.join(PHASES)}.")] = "",
     watching: Watch = False,
     as_json: AsJson = False,
@@ -54,12 +70,18 @@ def ls(
 ) -> None:
     """Demands: who wants what, who has it, and why something waits."""
     if phase and phase not in PHASES:
-        raise Invalid(f"--phase: {phase!r} is none of them; expected {', '.join(PHASES)}", code="invalid_flag")
+        raise Invalid(
+            f"--phase: {phase!r} is none of them; expected {', '.join(PHASES)}", code="invalid_flag"
+        )
     question = Question(project=project, phase=phase or ("all" if everything else "live"), limit=LIMIT_MAX)
 
     async def draw(client: Client) -> Table | Text:
         rows: list[DemandRow] = await client.rows("demands", question)
-        return tables.demands(rows, now_ns()) if rows else Text("no demands" + ("" if everything or phase else "; --all shows those of the past"))
+        return (
+            tables.demands(rows, now_ns())
+            if rows
+            else Text("no demands" + ("" if everything or phase else "; --all shows those of the past"))
+        )
 
     async def go() -> None:
         async with connected(nats, data) as client:
@@ -81,36 +103,58 @@ def explain(
 ) -> None:
     """Why a demand waits, was refused, or ended: the reasons as sentences."""
 
-    async def go() -> DemandRow:
+    async def go() -> tuple[DemandRow, list[DemandRow]]:
         async with connected(nats, data) as client:
-            return await demand_named(client, demand)
+            row = await demand_named(client, demand)
+            names = dict.fromkeys(holder for reason in row.reasons for holder in reason.holders)
+            return row, [await demand_named(client, name) for name in list(names)[:HOLDERS_SHOWN]]
 
-    row = run(go())
+    row, holders = run(go())
     if as_json:
         told = [{"sentence": sentence(reason), "reason": reason} for reason in row.reasons]
-        json_line({"demand": row.demand, "phase": row.phase, "verdict": row.verdict, "sentence": row.sentence, "reasons": told})
+        json_line(
+            {
+                "demand": row.demand,
+                "phase": row.phase,
+                "verdict": row.verdict,
+                "sentence": row.sentence,
+                "reasons": told,
+                "holders": [
+                    {"demand": h.demand, "phase": h.phase, "wanted": h.wanted, "drifts": h.drifts}
+                    for h in holders
+                ],
+            }
+        )
         return
     say(f"{row.demand} is {row.phase}{'' if row.wanted else ' (desired: stopped)'}", "bold")
     for reason in row.reasons:
         say(f"  {sentence(reason)}")
-        for holder in reason.holders_stopped:
-            say(f"    {holder} was stopped and still holds the card: `rigbook show {holder}`, `rigbook drift list`")
+    for holder in holders:
+        # what a reason said when it was written may have changed since
+        say(f"    {holder_line(holder)}", "" if holder.wanted else "yellow")
     if row.sentence or row.verdict:
         say(f"  {row.verdict}: {row.sentence}" if row.verdict else f"  {row.sentence}")
     if not row.reasons and row.phase == "waiting":
-        say("  it is next in the queue, or the placer has not looked at it yet (`rigbook doctor` tells whether one runs)")
+        say(
+            "  it is next in the queue, or the placer has not looked at it yet (`rigbook doctor` tells whether one runs)"
+        )
     if row.phase in ("bound", "starting", "running"):
         say(f"  it has its cards: {', '.join(row.cards)}")
     if row.phase == "releasing":
         say("  its stop was ordered; the cards are free when the node has seen them free, not before")
     for drift in row.drifts:
-        say(f"  drift: {drift}; `rigbook drift list` has the evidence")
+        say(f"  drift: {drift}; `rigbook drift list --evidence` has what was seen")
 
 
 def who(
     gpu: Annotated[str, typer.Argument(metavar="GPU", help="UUID or its beginning, or node/index.")],
     at: Annotated[
-        str, typer.Option("--at", metavar="MOMENT", help="02:00, '2026-11-30 02:00', '2h ago', -15m. Default: all of the past.")
+        str,
+        typer.Option(
+            "--at",
+            metavar="MOMENT",
+            help="02:00, '2026-11-30 02:00', '2h ago', -15m. Default: all of the past.",
+        ),
     ] = "",
     as_json: AsJson = False,
     nats: Nats = None,
@@ -142,12 +186,20 @@ def who(
 
 
 def events(
-    since: Annotated[str, typer.Option("--since", metavar="MOMENT", help="From here on: 02:00, '2h ago', -15m.")] = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="MOMENT", help="From here on: 02:00, '2h ago', -15m.")
+    ] = "",
     until: Annotated[str, typer.Option("--until", metavar="MOMENT", help="Up to here.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come, until Ctrl-C.")] = False,
-    kind: Annotated[list[str] | None, typer.Option("--kind", metavar="KIND", help="Such as bound; may be repeated.")] = None,
-    demand: Annotated[str, typer.Option("--demand", metavar="DEMAND", help="Of this demand only: id or name.")] = "",
-    limit: Annotated[int, typer.Option("--limit", min=1, help="The latest N, without --since.")] = EVENTS_SHOWN,
+    kind: Annotated[
+        list[str] | None, typer.Option("--kind", metavar="KIND", help="Such as bound; may be repeated.")
+    ] = None,
+    demand: Annotated[
+        str, typer.Option("--demand", metavar="DEMAND", help="Of this demand only: id or name.")
+    ] = "",
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help="The latest N, without --since.")
+    ] = EVENTS_SHOWN,
     as_json: AsJson = False,
     nats: Nats = None,
     data: Data = None,
@@ -156,7 +208,9 @@ def events(
     kinds = tuple(kind or ())
     for name in kinds:
         if name not in BY_KIND:
-            raise Invalid(f"--kind: {name!r} is none; expected one of {', '.join(BY_KIND)}", code="invalid_flag")
+            raise Invalid(
+                f"--kind: {name!r} is none; expected one of {', '.join(BY_KIND)}", code="invalid_flag"
+            )
     start, note = moment_option("--since", since)
     end, _ = moment_option("--until", until)
 
@@ -164,7 +218,9 @@ def events(
         async with connected(nats, data) as client:
             wanted = (await demand_named(client, demand)).demand if demand else ""
             last = await client.last_seq()
-            rows = await _history(client, Question(id=wanted, kinds=kinds, since=start, until=end, limit=LIMIT_MAX), limit)
+            rows = await _history(
+                client, Question(id=wanted, kinds=kinds, since=start, until=end, limit=LIMIT_MAX), limit
+            )
             if note and not as_json:
                 say(f"({note})", "dim")
             if as_json:
@@ -201,7 +257,9 @@ def _print_event(record: Record, row: EventRow, *, as_json: bool) -> None:
     if as_json:
         json_line(row)
     else:
-        say(f"{row.seq}  {tables.clock(row.received)}  {row.kind or '?'}  {row.demand or row.node}  {record_line(record)}")
+        say(
+            f"{row.seq}  {tables.clock(row.received)}  {row.kind or '?'}  {row.demand or row.node}  {record_line(record)}"
+        )
 
 
 def row_of(record: Record) -> EventRow:

@@ -27,7 +27,7 @@ __all__ = ["NAME_MAX", "read_demand"]
 
 # A demand's id is its name and a few characters more, and must stay one token.
 NAME_MAX: Final = 48
-PROGRAM: Final = (
+PROGRAM: Final[tuple[str, ...]] = (
     "command", "image", "env", "ports", "mounts", "probe", "gpu", "memory_limit", "shm", "stop_grace",
 )  # fmt: skip
 DEMAND: Final = (
@@ -48,7 +48,9 @@ def read_demand(reading: Reading, document: Field) -> DemandRaised:
     components = _components(reading, document, fields)
     restart = _restart(reading, fields["restart"]) if "restart" in fields else Restart()
     if workload is Workload.BATCH and restart.policy == "always":
-        reading.wrong(fields["restart"], "'always' on a batch, which would never be done", "never or on-failure")
+        reading.wrong(
+            fields["restart"], "'always' on a batch, which would never be done", "never or on-failure"
+        )
     name = reading.name(fields["name"], at_most=NAME_MAX) if "name" in fields else "unnamed"
     return DemandRaised(
         demand=name,
@@ -57,7 +59,9 @@ def read_demand(reading: Reading, document: Field) -> DemandRaised:
         owner=_owner(reading, fields["owner"]) if "owner" in fields else Owner(name="unknown"),
         workload=workload,
         purpose=reading.text(fields["purpose"]) if "purpose" in fields else "",
-        resources=_resources(reading, fields["resources"]) if "resources" in fields else Request(memory_bytes=0),
+        resources=_resources(reading, fields["resources"])
+        if "resources" in fields
+        else Request(memory_bytes=0),
         components=components,
         restart=restart,
         priority=_priority(reading, fields["priority"]) if "priority" in fields else PRIORITIES["normal"],
@@ -84,7 +88,9 @@ def _resources(reading: Reading, field: Field) -> Request:
         count=reading.integer(fields["count"], 1, 1024) if "count" in fields else 1,
         nodes=reading.integer(fields["nodes"], 1, 1024) if "nodes" in fields else 1,
         mode=reading.choice(fields["mode"], Mode) if "mode" in fields else Mode.EXCLUSIVE,
-        model=reading.text(fields["model"], at_most=128, what="part of a card's model") if "model" in fields else "",
+        model=reading.text(fields["model"], at_most=128, what="part of a card's model")
+        if "model" in fields
+        else "",
         node=reading.name(fields["node"]) if "node" in fields else "",
         require=reading.texts(fields["require"], name_pattern=LABEL_NAME) if "require" in fields else {},
         prefer=reading.texts(fields["prefer"], name_pattern=LABEL_NAME) if "prefer" in fields else {},
@@ -120,13 +126,21 @@ def _program(reading: Reading, whole: Field, fields: dict[str, Field], *, name: 
         path = f"{whole.path}.command" if whole.path else "command"
         reading.wrong(whole, "nothing to run", "a field 'command' or 'image' here", path=path)
     if any(char.isspace() for char in image):
-        reading.wrong(fields["image"], f"{image!r} has a blank in it", "an image such as vllm/vllm-openai:v0.9.1")
-    ports = tuple(_port(reading, item) for item in reading.items(fields["ports"], what="ports")) if "ports" in fields else ()
+        reading.wrong(
+            fields["image"], f"{image!r} has a blank in it", "an image such as vllm/vllm-openai:v0.9.1"
+        )
+    ports = (
+        tuple(_port(reading, item) for item in reading.items(fields["ports"], what="ports"))
+        if "ports" in fields
+        else ()
+    )
     if len({port.port for port in ports}) < len(ports):
         reading.wrong(fields["ports"], "a port is named twice", "each port once")
     gpu = reading.boolean(fields["gpu"]) if "gpu" in fields else True
     if not gpu and "components" not in fields and not whole.path:
-        reading.wrong(fields["gpu"], "the only program does not use the GPU", "a demand with at least one that does")
+        reading.wrong(
+            fields["gpu"], "the only program does not use the GPU", "a demand with at least one that does"
+        )
     return Component(
         name=name,
         role=role,

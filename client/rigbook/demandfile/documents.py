@@ -101,7 +101,9 @@ def _content(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = body.count(b"\n", 0, error.start) + 1
         column = error.start - body.rfind(b"\n", 0, error.start)
-        raise DemandFileError([Problem(name, line, column, "", "is not UTF-8 text", "a YAML file in UTF-8")]) from None
+        raise DemandFileError(
+            [Problem(name, line, column, "", "is not UTF-8 text", "a YAML file in UTF-8")]
+        ) from None
 
 
 def _documents(text: str, file: str) -> list[yaml.Node]:
@@ -113,12 +115,23 @@ def _documents(text: str, file: str) -> list[yaml.Node]:
                 nodes.append(node)
             if len(nodes) > DOCUMENTS_MAX:
                 where = node.start_mark.line + 1
-                raise DemandFileError([Problem(file, where, 1, "", f"more than {DOCUMENTS_MAX} documents", "fewer")])
+                raise DemandFileError(
+                    [Problem(file, where, 1, "", f"more than {DOCUMENTS_MAX} documents", "fewer")]
+                )
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         column = error.position - text.rfind("\n", 0, error.position)
         raise DemandFileError(
-            [Problem(file, line, column, "", f"a character that YAML does not allow: {error.character!r}", "text")]
+            [
+                Problem(
+                    file,
+                    line,
+                    column,
+                    "",
+                    f"a character that YAML does not allow: {error.character!r}",
+                    "text",
+                )
+            ]
         ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -135,5 +148,7 @@ def _last_check(spec: DemandRaised, file: str, line: int) -> Problem | None:
     try:
         msgspec.convert(msgspec.to_builtins(spec), DemandRaised)
     except msgspec.ValidationError as error:
-        return Problem(file, line, 1, "", f"would not be a valid event: {error}", "see the schema of demand.raised")
+        return Problem(
+            file, line, 1, "", f"would not be a valid event: {error}", "see the schema of demand.raised"
+        )
     return None

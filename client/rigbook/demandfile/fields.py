@@ -20,7 +20,7 @@ from rigbook.moments import MomentError, parse_duration
 
 if TYPE_CHECKING:
     import enum
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Field", "Reading"]
 
@@ -72,7 +72,14 @@ class Reading:
     def wrong(self, field: Field, text: str, expected: str = "", *, path: str | None = None) -> None:
         mark = field.node.start_mark
         self.problems.append(
-            Problem(self.file, mark.line + 1, mark.column + 1, field.path if path is None else path, text, expected)
+            Problem(
+                self.file,
+                mark.line + 1,
+                mark.column + 1,
+                field.path if path is None else path,
+                text,
+                expected,
+            )
         )
 
     # -- shapes ---------------------------------------------------------------------------------
@@ -155,8 +162,14 @@ class Reading:
         """A text; a number or a yes/no must be quoted, because YAML would not keep it as written."""
         value = self.raw(field)
         tag = field.node.tag
-        if isinstance(field.node, yaml.ScalarNode) and tag.startswith(TAG) and tag not in (f"{TAG}str", f"{TAG}null"):
-            self.wrong(field, f"{_shown(value)} is {_kind_of(field.node)} in YAML", f'{what}, in quotes: "{value}"')
+        if (
+            isinstance(field.node, yaml.ScalarNode)
+            and tag.startswith(TAG)
+            and tag not in (f"{TAG}str", f"{TAG}null")
+        ):
+            self.wrong(
+                field, f"{_shown(value)} is {_kind_of(field.node)} in YAML", f'{what}, in quotes: "{value}"'
+            )
         elif len(value) > at_most:
             self.wrong(field, f"has {len(value)} characters", f"at most {at_most}")
         elif value == "" and isinstance(field.node, yaml.ScalarNode) and tag == f"{TAG}str":
@@ -222,7 +235,11 @@ class Reading:
         try:
             return parse_duration(value) if value else 0.0
         except MomentError as error:
-            self.wrong(field, str(error).split("; expected ", maxsplit=1)[0], "a duration such as 90s, 15m, 2h or 1h30m")
+            self.wrong(
+                field,
+                str(error).split("; expected ", maxsplit=1)[0],
+                "a duration such as 90s, 15m, 2h or 1h30m",
+            )
             return 0.0
 
     def command(self, field: Field) -> tuple[str, ...]:
@@ -233,22 +250,27 @@ class Reading:
         try:
             words = tuple(shlex.split(line))
         except ValueError as error:
-            self.wrong(field, f"{_shown(line)}: {str(error).lower()}", "a command line with balanced quotes, or a list")
+            self.wrong(
+                field,
+                f"{_shown(line)}: {str(error).lower()}",
+                "a command line with balanced quotes, or a list",
+            )
             return ()
         shell = [word for word in words if word in SHELL_WORDS]
         if shell:
-            self.wrong(field, f"{shell[0]!r} needs a shell, and none is started", '[sh, -c, "..."] for a shell line')
+            self.wrong(
+                field, f"{shell[0]!r} needs a shell, and none is started", '[sh, -c, "..."] for a shell line'
+            )
         elif not words and isinstance(field.node, yaml.ScalarNode) and field.node.tag != f"{TAG}null":
             self.wrong(field, "is empty", "a command line, or a list of words")
         return words
 
-    def _parsed(self, field: Field, parse: Mapping[str, int] | object, expected: str) -> int:
+    def _parsed(self, field: Field, parse: Callable[[str], int], expected: str) -> int:
         value = self.raw(field)
         if not value:
             return 0
         try:
-            assert callable(parse)
-            return int(parse(value))
+            return parse(value)
         except MemoryTextError as error:
             self.wrong(field, str(error).split("; expected ", maxsplit=1)[0], expected)
             return 0
@@ -256,7 +278,9 @@ class Reading:
 
 def _closest(word: str, known: Sequence[str]) -> str:
     plain = word.lower().replace("-", "_")
-    swapped = [name for name in known if sorted(name) == sorted(plain)]  # distance alone prefers `mode` for `modle`
+    swapped = [
+        name for name in known if sorted(name) == sorted(plain)
+    ]  # distance alone prefers `mode` for `modle`
     synonym = SYNONYMS.get(plain, "")
     near = swapped or ([synonym] if synonym in known else difflib.get_close_matches(plain, known, 1, 0.6))
     meant = f"; did you mean {near[0]!r}?" if near else ""

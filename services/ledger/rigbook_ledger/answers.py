@@ -28,7 +28,7 @@ from rigbook_ledger.names import Unanswerable, find_card, find_demand, known_nod
 from rigbook_ledger.state import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from rigbook_bus.clock import Clock
     from rigbook_bus.protocol import Bus
@@ -49,7 +49,7 @@ RETRY_SECONDS: Final = 1.0
 # A moment further ahead than this is a slip of the pen, not a clock that differs.
 AHEAD_SECONDS_MAX: Final = 60.0
 
-Rows: TypeAlias = "Iterable[tuple[Key, msgspec.Struct]]"
+Rows: TypeAlias = "Iterable[tuple[Key, msgspec.Struct | None]]"
 
 _log = structlog.get_logger()
 _questions: Final = msgspec.json.Decoder(Question)
@@ -154,16 +154,7 @@ class Answers:
         answer.caught_up = keeper.caught_up and self._bus.link is Link.CONNECTED
         answer.safe_mode = bool(keeper.safe_mode)
         answer.notice = "; ".join(text for text in (keeper.safe_mode, book.trouble) if text)
-        size = 0
-        last: Key = ()
-        for key, row in await kind[1](question):
-            item = _encode(row)
-            size += len(item)
-            if len(answer.items) == question.limit or (answer.items and size > PAGE_BYTES_MAX):
-                answer.next = _encode(last).decode()
-                break
-            answer.items.append(msgspec.Raw(item))
-            last = key
+        _page(answer, await kind[1](question), question.limit)
 
     # -- the present ----------------------------------------------------------------------------
 
@@ -173,11 +164,15 @@ class Answers:
     async def _demands(self, q: Question) -> Rows:
         node, card = known_node(self._book.state, q.node), await self._card(q.card, q.node)
         if _living(q.phase):
-            rows: Rows = present.demand_rows(
-                self._view(), phase=q.phase or "live", project=q.project, node=node, card=card,
+            return present.demand_rows(
+                self._view(),
+                name=q.id,
+                phase=q.phase or "live",
+                project=q.project,
+                node=node,
+                card=card,
                 after=_after(q, tuple[int]),
-            )  # fmt: skip
-            return [(key, row) for key, row in rows if not q.id or q.id in (row.demand, row.name)]  # type: ignore[attr-defined]
+            )
         return await self._history.demands(
             demand="" if not q.id else await self._demand_id(q.id), phase=q.phase, project=q.project, node=node, card=card,
             after=_after(q, tuple[int, str]), newest_first=q.newest_first, limit=q.limit + 1,
@@ -188,27 +183,18 @@ class Answers:
             raise Unanswerable("bad_question", "id: which demand? its id, the beginning of it, or its name")
         state = self._book.state
         found = find_demand(state, q.id)
-        if found is not None and found.epoch:
-            places = present.places_of(state.bindings.get(found.epoch))
-            return [
-                (
-                    (),
-                    present.demand_row(
-                        found, places, self._view().drifts_of_demand.get(found.spec.demand, ())
-                    ),
-                )
-            ]
-        did = found.spec.demand if found is not None else await self._demand_id(q.id)
-        rows = list(await self._history.demands(demand=did, limit=1))
+        places: Sequence[tuple[str, str]]
         if found is None:
-            return rows
-        # the state is ahead of the tables by a moment; from the tables comes where it last was
-        last = [row for _, row in rows if row.epoch_last == found.epoch_last]
-        drifts = self._view().drifts_of_demand.get(did, ())
-        row = present.demand_row(found, (), drifts)
-        if last:
-            row = msgspec.structs.replace(row, nodes=last[0].nodes, cards=last[0].cards)
-        return [((), row)]
+            return await self._history.demands(demand=await self._demand_id(q.id), limit=1)
+        if found.epoch:
+            places = present.places_of(state.bindings[found.epoch])
+        else:
+            # where it ran last is in the tables, which follow the state a moment later
+            if not self._book.trouble:
+                await self._book.reached(found.since_seq, written=True, timeout_seconds=POSITION_SECONDS_MAX)
+            places = (await self._history.places((found.epoch_last,))).get(found.epoch_last, ())
+        drifts = self._view().drifts_of_demand.get(found.spec.demand, ())
+        return [((), present.demand_row(found, places, drifts))]
 
     async def _bindings(self, q: Question) -> Rows:
         return present.binding_rows(
@@ -341,6 +327,24 @@ class Answers:
         return past
 
 
+def _page(answer: _Answer, rows: Rows, limit: int) -> None:
+    """Fill the answer up to `limit` rows, or to what one message takes; a row that is None stands for "and more"."""
+    size = 0
+    last: Key = ()
+    for key, row in rows:
+        item = b"" if row is None else _encode(row)
+        if row is None or len(answer.items) == limit or (answer.items and size + len(item) > PAGE_BYTES_MAX):
+            answer.next = _encode(last).decode()
+            return
+        last = key
+        if len(item) > PAGE_BYTES_MAX:
+            told = f"the row at {_encode(key).decode()} is left out: {len(item)} bytes are too many for an answer"
+            answer.notice = "; ".join(text for text in (answer.notice, told) if text)
+            continue
+        size += len(item)
+        answer.items.append(msgspec.Raw(item))
+
+
 # -- reading a question -------------------------------------------------------------------------
 
 
@@ -369,7 +373,7 @@ def _moment(text: str, field: str) -> int | None:
     if moment is None:
         raise Unanswerable("bad_question", f"{field}: {text[:64]!r} is not an RFC 3339 time with a zone, "
                            "e.g. 2026-11-30T02:00:00Z")  # fmt: skip
-    return moment
+    return min(max(moment, 0), 2**63 - 1)  # what a table can hold; nothing is recorded beyond
 
 
 def _after(question: Question, shape: Any) -> Key:

@@ -151,13 +151,17 @@ class Bookkeeper:
     # -- reading --------------------------------------------------------------------------------
 
     async def _read(self, tail: Tail) -> None:
+        """Until the tail is of no use any more. Raises LogDiscontinued, BusError."""
         wait: float | None = None
         while True:
             self._see_caught_up()
             try:
                 messages = await tail.batch(max_messages=BATCH_MAX, wait_seconds=wait)
             except BusUnavailable as error:
-                raise LogDiscontinued(str(error)) from error
+                await self._check()  # says what is wrong, if it still is
+                _log.warning("the log is read anew", why=str(error))
+                await self._clock.sleep(RETRY_SECONDS_MIN)
+                return
             if self._reconnected:
                 await self._check()
                 self._reconnected = False

@@ -6,6 +6,7 @@ by the server's clock; all questions are answered as of the last committed posit
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -99,18 +100,22 @@ class History:
         text = where.page(("raised_seq", "demand"), after, newest_first=newest_first)
         rows = await self._store.rows(f"SELECT body FROM demands{text} LIMIT ?", (*where.values, limit))  # noqa: S608
         found = [_demands.decode(row[0]) for row in rows]
-        epochs = [one.epoch_last for one in found if one.epoch_last]
-        marks = ", ".join("?" * len(epochs))
-        places: dict[int, list[tuple[str, str]]] = {}
-        for epoch, on_node, uuid in await self._store.rows(
-            f"SELECT epoch, node, card FROM tenures WHERE epoch IN ({marks}) ORDER BY epoch, node, card_index",  # noqa: S608
-            epochs,
-        ):
-            places.setdefault(epoch, []).append((on_node, uuid))
+        places = await self.places([one.epoch_last for one in found])
         return (
             ((one.raised_seq, one.spec.demand), demand_row(one, places.get(one.epoch_last, ())))
             for one in found
         )
+
+    async def places(self, epochs: Sequence[int]) -> dict[int, list[tuple[str, str]]]:
+        """(node, card) of each of these bindings, live or not."""
+        places: dict[int, list[tuple[str, str]]] = {}
+        for epoch, node, card in await self._store.rows(
+            f"SELECT epoch, node, card FROM tenures WHERE epoch IN ({', '.join('?' * len(epochs))}) "  # noqa: S608
+            "ORDER BY epoch, node, card_index",
+            epochs,
+        ):
+            places.setdefault(epoch, []).append((node, card))
+        return places
 
     # -- tenures --------------------------------------------------------------------------------
 
@@ -149,8 +154,8 @@ class History:
         self, *, position: int, since_seq: int = 0, since_ns: int | None = None, until_ns: int | None = None,
         kinds: Sequence[str] = (), demand: str = "", node: str = "", card: str = "", project: str = "",
         after: Key = (), newest_first: bool = False, limit: int,
-    ) -> Iterator[tuple[Key, EventRow]]:  # fmt: skip
-        """Events up to `position`. Fewer than `limit` only at the end, or where their bodies grow too large. Key: (seq,)."""
+    ) -> Iterator[tuple[Key, EventRow | None]]:  # fmt: skip
+        """Events up to `position`; None at the end when their bodies are more than an answer takes. Key: (seq,)."""
         where = Condition()
         where.add("seq <= ?", position)
         if since_seq:
@@ -168,7 +173,7 @@ class History:
             where.add(f"kind IN ({', '.join('?' * len(kinds))})", *kinds)
         if project:
             where.add(
-                "seq IN (SELECT seq FROM mentions JOIN demands ON name = 'd:' || demand WHERE project = ?)",
+                "seq IN (SELECT m.seq FROM demands d JOIN mentions m ON m.name = 'd:' || d.demand WHERE d.project = ?)",
                 project,
             )
         for name in (demand_key(demand) if demand else "", node_key(node) if node else ""):
@@ -200,7 +205,8 @@ class History:
             f"ORDER BY seq {order}",
             chosen,
         )
-        return (((row[0],), _event(*row)) for row in rows)
+        found: Iterator[tuple[Key, EventRow | None]] = (((row[0],), _event(*row)) for row in rows)
+        return found if len(chosen) == len(sizes) else chain(found, [((), None)])
 
     # -- drifts and findings --------------------------------------------------------------------
 

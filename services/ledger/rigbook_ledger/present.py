@@ -123,6 +123,8 @@ def demand_rows(
         key = (demand.raised_seq,)
         if key <= after or (project and demand.spec.project != project):
             continue
+        if name and name not in (demand.spec.demand, demand.spec.name):
+            continue
         places = places_of(state.bindings.get(demand.epoch))
         if (node and all(n != node for n, _ in places)) or (card and all(c != card for _, c in places)):
             continue

@@ -76,11 +76,11 @@ async def serve(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(book.keep(), name="ledger keep")
             tasks.create_task(keeper.follow(), name="ledger follow")
-            tasks.create_task(heartbeats.watch(), name="ledger heartbeats")
             tasks.create_task(orders.make(), name="ledger orders")
             tasks.create_task(answers.serve(), name="ledger answers")
             await answers.open.wait()
             await settled.wait()
+            tasks.create_task(heartbeats.watch(), name="ledger heartbeats")
             if ready is not None:
                 ready.set()
     except ExceptionGroup as several:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
 from typing import Final
 
@@ -44,8 +45,5 @@ def exit_returncode(pidfd: int) -> int | None:
 
 def tells_exit(release: str) -> bool:
     """Does this kernel (`uname -r`) tell the exit status of a process that is not our child?"""
-    try:
-        major, minor = (int(part) for part in release.split(".")[:2])
-    except ValueError:
-        return False
-    return (major, minor) >= (6, 15)
+    found = re.match(r"(\d+)\.(\d+)", release, re.ASCII)
+    return found is not None and (int(found[1]), int(found[2])) >= (6, 15)

@@ -245,30 +245,36 @@ def _end(_signal: int, _frame: object) -> None:
 def _daemonise(order: Order, uuids: list[str]) -> int:
     """Fork twice with a new session in between; returns in the launcher."""
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
+    signal.signal(signal.SIGTERM, _end)  # before the daemon says that it holds: a stop may follow at once
+    try:
+        child = os.fork()
+        if child == 0:
             os.close(reader)
-            os.setsid()
-            if os.fork() == 0:
-                _hold(order, uuids, held_pipe=writer)
-            status = 0
-        except WrongError as wrong:
-            print(wrong, file=sys.stderr, flush=True)
-        finally:
-            os._exit(status)
-    os.close(writer)
-    os.waitpid(child, 0)
-    held = os.read(reader, 1) == b"h"  # nothing: the daemon failed, and has said why
-    os.close(reader)
-    if held and order.daemonise == "wait":
-        try:
-            signal.signal(signal.SIGTERM, _end)
+            _become_daemon(order, uuids, writer)
+        os.close(writer)
+        os.waitpid(child, 0)
+        held = os.read(reader, 1) == b"h"  # nothing: the daemon failed, and has said why
+        if held and order.daemonise == "wait":
             _wait_until(None)
-        except _Ended:
-            return 0
+    except _Ended:
+        return 0
     return 0 if held else 1
+
+
+def _become_daemon(order: Order, uuids: list[str], held_pipe: int) -> None:
+    """Never returns: neither in the process in between nor in the daemon."""
+    status = 1
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            _hold(order, uuids, held_pipe=held_pipe)
+        status = 0
+    except _Ended:
+        status = 0
+    except WrongError as wrong:
+        print(wrong, file=sys.stderr, flush=True)
+    finally:
+        os._exit(status)
 
 
 def _detach(held_pipe: int) -> None:

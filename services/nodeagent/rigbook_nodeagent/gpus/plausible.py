@@ -36,8 +36,9 @@ class LastGood:
     def judged(self, observation: CardObservation, *, total_bytes: int = 0) -> CardObservation:
         """The sample itself, with absurd secondary figures unknown; or the last good one, saying so.
 
-        The replacement keeps the `as_of` of the moment it was taken; `unknown` tells why it is shown.
-        Without a good one before, memory is unknown.
+        The replacement keeps the `as_of` of the moment it was taken; `unknown` tells why it is shown. Its
+        processes are those of now: a pid that has ended may be somebody else's. Without a good one before,
+        memory is unknown.
         """
         wrong = complaint(observation, total_bytes=total_bytes)
         if not wrong:
@@ -55,7 +56,9 @@ class LastGood:
                 unknown=f"sample rejected: {wrong}",
             )
         return msgspec.structs.replace(
-            last, unknown=f"sample of {observation.as_of} rejected: {wrong}; this one is of {last.as_of}"
+            last,
+            processes=observation.processes,
+            unknown=f"sample of {observation.as_of} rejected: {wrong}; this one is of {last.as_of}",
         )
 
 

@@ -71,7 +71,7 @@ KNOWN: Final = {
     "V100-32GB": _model("Tesla V100-SXM2-32GB", 32, 300),
     "GB10": _model("NVIDIA GB10", 128 * UNIFIED_SHARE, 140, unified_memory=True),
 }
-PART: Final = re.compile(r"(?:(\d+)x)?([A-Za-z0-9][A-Za-z0-9 ._-]*)")
+PART: Final = re.compile(r"(?:(\d+)\s*x\s*)?([A-Za-z0-9][A-Za-z0-9 ._-]*)")
 OWN_SIZE: Final = re.compile(r"(.+)-(\d{1,4})(?:GB|GiB)", re.IGNORECASE)
 
 
