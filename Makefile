@@ -77,6 +77,6 @@ $(STAMP): pyproject.toml
 	  $(BIN)/python -c '$(DEV_REQUIREMENTS)' > $(VENV)/dev-requirements.txt; \
 	  echo "-- installing rigbook and its tools into $(VENV) (pip; about a minute the first time)"; \
 	  $(BIN)/pip install --disable-pip-version-check --progress-bar off -e '.[all]' -r $(VENV)/dev-requirements.txt \
-	    | { grep --line-buffered -E '^(Collecting|Building|Installing|Successfully|ERROR)' || true; }; \
+	    2> >(grep -v '^WARNING: Location' >&2) | { grep --line-buffered -E '^(Collecting|Building|Installing|Successfully|ERROR)' || true; }; \
 	fi
 	@touch $@

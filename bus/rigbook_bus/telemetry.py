@@ -18,7 +18,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, MutableMapping
+    from collections.abc import Generator, MutableMapping
 
 __all__ = ["Telemetry", "configure_logging", "configure_tracing", "new_traceparent"]
 
@@ -141,7 +141,7 @@ class Telemetry:
         )
 
     @contextmanager
-    def span(self, name: str, parent: str = "", **attributes: str | int | float | bool) -> Iterator[str]:
+    def span(self, name: str, parent: str = "", **attributes: str | float | bool) -> Generator[str]:
         """A span under `parent` (a traceparent); yields the traceparent that an event must carry."""
         context = _propagator.extract({"traceparent": parent}) if parent else None
         with self._tracer.start_as_current_span(name, context=context, attributes=attributes) as current:

@@ -70,8 +70,8 @@ def parse_moment(text: str, *, now: datetime, zone: tzinfo) -> Moment:
     word = text.strip()
     if word.lower() == "now":
         return Moment(now)
-    relative = word[1:] if word.startswith("-") else word[:-3] if word.lower().endswith("ago") else ""
-    if relative:
+    relative = word[1:] if word.startswith("-") else word[:-3] if word.lower().endswith("ago") else word
+    if _is_duration(relative) or relative != word:
         return _relative(text, relative, now)
     clock = _CLOCK.fullmatch(word)
     if clock:
@@ -111,6 +111,11 @@ def ago(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def _is_duration(word: str) -> bool:
+    """`10m` alone means 10 minutes ago, as other tools' --since does."""
+    return re.fullmatch(r"(\d+(\.\d+)?\s*[A-Za-z]+\s*)+", word) is not None
 
 
 def _relative(text: str, word: str, now: datetime) -> Moment:

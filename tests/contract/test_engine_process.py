@@ -409,3 +409,60 @@ async def test_outputs_of_removed_components_go_after_a_while_and_files_of_progr
         "3-main/output.log",
         "3-main/record",
     ]
+
+
+async def test_without_handles_on_processes_ends_are_found_by_looking(tmp_path, monkeypatch):
+    """A kernel before 5.3, or no file descriptor left."""
+    monkeypatch.setattr("rigbook_nodeagent.engines.process.open_pidfd", lambda _pid: None)
+    monkeypatch.setattr("rigbook_nodeagent.engines.process.TEND_SECONDS", 0.02)
+    engine = ProcessEngine(
+        tmp_path / "engine", cluster="test", node="node-a", cgroups=cgroups("none", tmp_path)
+    )
+    await engine.open()
+    hints = engine.ends()
+    await engine.start(launch("sh", "-c", "exit 3"))
+    hint = await asyncio.wait_for(anext(hints), 10)
+    assert (await engine.inspect(hint.epoch, hint.component)).exit_code == 3
+    running = await engine.start(launch("sleep", "300", epoch=101))
+    await engine.stop(running, grace_seconds=5, scope=COMPONENTS)
+    assert (await engine.inspect(101, "main")).exit_code == 143
+    await reap_everything(engine)
+    await engine.close()
+
+
+async def test_output_stays_bounded_while_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("rigbook_nodeagent.engines.process.TEND_SECONDS", 0.01)
+    engine = ProcessEngine(
+        tmp_path / "engine",
+        cluster="test",
+        node="node-a",
+        cgroups=cgroups("none", tmp_path),
+        log_bytes_max=10_000,
+    )
+    await engine.open()
+    running = await engine.start(
+        launch("sh", "-c", "for i in 1 2 3 4 5; do seq 1 2000; sleep 0.1; done; echo end")
+    )
+    await until_ended(engine, running)
+    log = tmp_path / "engine" / "100-main" / "output.log"
+    assert log.with_name("output.log.1").stat().st_size == 10_000
+    assert log.stat().st_size < 5 * 8_893
+    assert (await output_of(engine, running)).endswith("2000\nend\n")
+    await reap_everything(engine)
+    await engine.close()
+
+
+async def test_a_full_disk_does_not_keep_a_program_from_being_stopped(engine, monkeypatch):
+    running = await engine.start(launch("sleep", "300"))
+
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(records, "append", full)
+        with pytest.raises(EngineError, match="No space left"):
+            await engine.start(launch("true", epoch=101))
+        await engine.stop(running, grace_seconds=5, scope=EVERYTHING)
+    ended = await engine.inspect(100, "main")
+    assert (ended.running, ended.exit_code, ended.stopped_by_us) == (False, 143, True)
+    assert [one.epoch for one in await engine.inventory()] == [100]

@@ -46,8 +46,18 @@ def libraries(tmp_path_factory):
         if not library.exists():
             library.parent.mkdir()
             subprocess.run(
-                ["gcc", "-Wall", "-Werror", "-shared", "-fPIC", *(f"-D{one}" for one in defines)]
-                + ["-Wl,-soname,libnvidia-ml.so.1", "-o", library, SOURCE],
+                [
+                    "gcc",
+                    "-Wall",
+                    "-Werror",
+                    "-shared",
+                    "-fPIC",
+                    *(f"-D{one}" for one in defines),
+                    "-Wl,-soname,libnvidia-ml.so.1",
+                    "-o",
+                    library,
+                    SOURCE,
+                ],
                 check=True,
             )
         return library
@@ -154,7 +164,7 @@ def test_an_upgrade_under_a_running_agent_is_a_mismatch_of_the_node(world, gpus)
     gpus.open()
     gpus.inventory()
     world.is_(card(0, A), f"error * * {MISMATCH}")
-    with pytest.raises(GpusError, match="version mismatch.*Running work is left alone.*reboot"):
+    with pytest.raises(GpusError, match=r"version mismatch.*Running work is left alone.*reboot"):
         gpus.sample()
     facts = gpus.open()
     assert not facts.ok

@@ -147,8 +147,17 @@ def test_without_a_visible_card_there_is_no_device(hold):
 
 def test_a_program_that_was_given_no_card_can_squat(gpus, cards, hold):
     squatter = subprocess.Popen(
-        [sys.executable, "-m", "rigbook_nodeagent.gpus.hold", "--memory", "6GiB", "--card", "1"]
-        + ["--directory", str(gpus._directory)],
+        [
+            sys.executable,
+            "-m",
+            "rigbook_nodeagent.gpus.hold",
+            "--memory",
+            "6GiB",
+            "--card",
+            "1",
+            "--directory",
+            str(gpus._directory),
+        ],
         env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,
     )

@@ -139,7 +139,12 @@ async def world() -> AsyncGenerator[World]:
 
 @contextlib.asynccontextmanager
 async def ledger(
-    world: World, data: Path, *, name: str = "ledger-1", telemetry: Telemetry | None = None, snapshot_every: int = 20_000
+    world: World,
+    data: Path,
+    *,
+    name: str = "ledger-1",
+    telemetry: Telemetry | None = None,
+    snapshot_every: int = 20_000,
 ) -> AsyncGenerator[asyncio.Task[None]]:
     """The service, from its first honest answer until it is cancelled."""
     bus = await MemoryBus.connect(world.server, name=name)

@@ -80,7 +80,7 @@ async def test_a_hang_is_told_to_all_and_no_thread_is_added(driver, worker):
     await worker.facts()
     threads = threading.active_count()
     driver.gate.clear()
-    with pytest.raises(GpusError, match="did not answer `sample` within 0.03 s"):
+    with pytest.raises(GpusError, match=r"did not answer `sample` within 0.03 s"):
         await worker.sample()
     for _ in range(5):
         with pytest.raises(GpusError, match="hangs: `sample` has not returned"):

@@ -87,7 +87,9 @@ def left_at_default(value: Any, where: str) -> list[str]:
         left = []
         for field in msgspec.structs.fields(value):
             inside = getattr(value, field.name)
-            if (field.default is not msgspec.NODEFAULT and inside == field.default) or (field.default_factory is not msgspec.NODEFAULT and inside == field.default_factory()):
+            if (field.default is not msgspec.NODEFAULT and inside == field.default) or (
+                field.default_factory is not msgspec.NODEFAULT and inside == field.default_factory()
+            ):
                 left.append(f"{where}.{field.name}")
             left += left_at_default(inside, f"{where}.{field.name}")
         return left

@@ -195,14 +195,7 @@ def plan(file: Files, as_json: AsJson = False, nats: Nats = None, data: Data = N
 
     plans = run(go())
     if as_json:
-        json_line(
-            {
-                "items": [
-                    {"name": spec.name, "never": p.never, "plan": p}
-                    for spec, p in zip(specs, plans, strict=True)
-                ]
-            }
-        )
+        json_line({"items": [_plain(spec, answer) for spec, answer in zip(specs, plans, strict=True)]})
     else:
         for spec, answer in zip(specs, plans, strict=True):
             _show_plan(spec, answer)

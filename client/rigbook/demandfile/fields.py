@@ -160,19 +160,17 @@ class Reading:
 
     def text(self, field: Field, *, at_most: int = 2000, what: str = "a text") -> str:
         """A text; a number or a yes/no must be quoted, because YAML would not keep it as written."""
+        before = len(self.problems)
         value = self.raw(field)
-        tag = field.node.tag
-        if (
-            isinstance(field.node, yaml.ScalarNode)
-            and tag.startswith(TAG)
-            and tag not in (f"{TAG}str", f"{TAG}null")
-        ):
+        if len(self.problems) > before:
+            return value
+        if field.node.tag != f"{TAG}str":
             self.wrong(
                 field, f"{_shown(value)} is {_kind_of(field.node)} in YAML", f'{what}, in quotes: "{value}"'
             )
         elif len(value) > at_most:
             self.wrong(field, f"has {len(value)} characters", f"at most {at_most}")
-        elif value == "" and isinstance(field.node, yaml.ScalarNode) and tag == f"{TAG}str":
+        elif not value:
             self.wrong(field, "is empty", what)
         return value
 

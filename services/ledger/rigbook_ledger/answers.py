@@ -183,15 +183,14 @@ class Answers:
             raise Unanswerable("bad_question", "id: which demand? its id, the beginning of it, or its name")
         state = self._book.state
         found = find_demand(state, q.id)
-        places: Sequence[tuple[str, str]]
+        places: Sequence[tuple[str, str]] = ()
         if found is None:
+            await self._written(state.position)
             return await self._history.demands(demand=await self._demand_id(q.id), limit=1)
         if found.epoch:
             places = present.places_of(state.bindings[found.epoch])
-        else:
-            # where it ran last is in the tables, which follow the state a moment later
-            if not self._book.trouble:
-                await self._book.reached(found.since_seq, written=True, timeout_seconds=POSITION_SECONDS_MAX)
+        elif found.epoch_last:
+            await self._written(found.since_seq)
             places = (await self._history.places((found.epoch_last,))).get(found.epoch_last, ())
         drifts = self._view().drifts_of_demand.get(found.spec.demand, ())
         return [((), present.demand_row(found, places, drifts))]
@@ -297,6 +296,11 @@ class Answers:
             at_ns=at_ns, since_ns=_moment(q.since, "since"), until_ns=_moment(q.until, "until"),
             after=_after(q, tuple[int, str]), newest_first=q.newest_first, limit=q.limit + 1,
         )  # fmt: skip
+
+    async def _written(self, position: int) -> None:
+        """Wait for the tables, which follow the state a moment later; not when their disk is in trouble."""
+        if not self._book.trouble:
+            await self._book.reached(position, written=True, timeout_seconds=POSITION_SECONDS_MAX)
 
     # -- names ----------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from rigbook_ledger.state import Finding, State, restore, snapshot
 from rigbook_ledger.store import Mark, Store, StoreUnreadable, move_aside
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from rigbook_bus.clock import Clock
@@ -194,7 +194,14 @@ class Book:
 # -- opening ------------------------------------------------------------------------------------
 
 
-async def open_book(bus: Bus, path: Path, *, clock: Clock, snapshot_every: int) -> Book:
+async def open_book(
+    bus: Bus,
+    path: Path,
+    *,
+    clock: Clock,
+    snapshot_every: int,
+    open_store: Callable[[Path], Awaitable[Store]] = Store.open,
+) -> Book:
     """The book as it was left: from the snapshot and the raw events behind it.
 
     A file that is damaged or of another version is moved aside, to be made anew from the stream, but
@@ -202,7 +209,7 @@ async def open_book(bus: Bus, path: Path, *, clock: Clock, snapshot_every: int) 
     StoreInUse, StoreUnreadable, StoreError, BusError.
     """
     try:
-        store = await Store.open(path)
+        store = await open_store(path)
         try:
             state = await _load(store)
         except BaseException:

@@ -8,18 +8,20 @@ is `LogDiscontinued`: whoever follows must stop deciding (safe mode).
 from __future__ import annotations
 
 import os
+import weakref
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rigbook_bus.protocol import BusUnavailable
+from rigbook_bus.protocol import BusError, BusUnavailable, Link
 from rigbook_schemas.subjects import LEDGER_STREAM
 from rigbook_schemas.wire import Record, decode
 
 from rigbook_ledger.evolve import evolve
+from rigbook_ledger.identity import fold_identity
 from rigbook_ledger.state import State, restore, snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from rigbook_bus.protocol import Bus, Message, Tail
@@ -42,9 +44,9 @@ class LogAbsent(LogDiscontinued):
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot and the identity of the stream it is of."""
+    """A snapshot, the identity of the stream it is of, and of the fold that made it."""
 
-    format: int = 1
+    fold: str
     stream_created_ns: int
     state: bytes
 
@@ -62,6 +64,8 @@ class SnapshotFile:
         """(stream creation time, state), or None when there is none of this code version."""
         try:
             saved = msgspec.msgpack.decode(self._path.read_bytes(), type=Saved)
+            if saved.fold != fold_identity():
+                return None  # this code may fold to something else
             return saved.stream_created_ns, restore(saved.state)
         except FileNotFoundError:
             return None
@@ -69,7 +73,9 @@ class SnapshotFile:
             return None  # another version's: fold the log again
 
     def save(self, stream_created_ns: int, state: State) -> None:
-        body = msgspec.msgpack.encode(Saved(stream_created_ns=stream_created_ns, state=snapshot(state)))
+        body = msgspec.msgpack.encode(
+            Saved(fold=fold_identity(), stream_created_ns=stream_created_ns, state=snapshot(state))
+        )
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_suffix(".new")
         fresh.write_bytes(body)
@@ -83,7 +89,9 @@ async def check_continues(bus: Bus, created_ns: int | None, position: int, event
     """
     facts = await bus.stream(LEDGER_STREAM)
     if facts is None and created_ns is None:
-        raise LogAbsent(f"stream {LEDGER_STREAM} does not exist yet; a ledger makes it (`rigbook serve ledger`)")
+        raise LogAbsent(
+            f"stream {LEDGER_STREAM} does not exist yet; a ledger makes it (`rigbook serve ledger`)"
+        )
     if facts is None:
         raise LogDiscontinued(
             f"stream {LEDGER_STREAM} does not exist; is this the right server and data folder?"
@@ -115,7 +123,12 @@ class Follower:
         self._tail: Tail | None = None
         self._created_ns: int | None = None
         self._goal = 0
+        self._reconnected = False
+        self._held: Sequence[Message] = ()  # read, and not folded yet
         self.state = State()
+        # weakly: a service makes a new follower after each trouble, and the old one's state must go
+        told = weakref.WeakMethod(self._on_link)
+        bus.on_link(lambda link, why: _pass_on(told, link, why))
 
     @property
     def caught_up(self) -> bool:
@@ -136,22 +149,37 @@ class Follower:
         self._tail = await self._bus.tail(LEDGER_STREAM, start_seq=self.state.position + 1)
 
     async def batch(self, *, wait_seconds: float | None, max_messages: int = BATCH_MAX) -> list[Record]:
-        """Read and fold what is there; waits for the first event. Raises LogDiscontinued."""
+        """Read and fold what is there; waits for the first event. Raises LogDiscontinued, BusError."""
         assert self._tail is not None, "open() first"
-        try:
-            messages = await self._tail.batch(max_messages=max_messages, wait_seconds=wait_seconds)
-        except BusUnavailable as error:
-            raise LogDiscontinued(str(error)) from error
-        return self.take(messages)
+        if not self._held:
+            try:
+                self._held = await self._tail.batch(max_messages=max_messages, wait_seconds=wait_seconds)
+            except BusUnavailable as error:
+                raise LogDiscontinued(str(error)) from error
+        if self._reconnected:
+            self._reconnected = False
+            try:
+                await check_continues(self._bus, self._created_ns, self.state.position, self.state.event_id)
+            except BusError:
+                self._reconnected = True  # no answer: what was read is held until it has been looked at
+                raise
+        held, self._held = self._held, ()
+        return self.take(held)
+
+    def _on_link(self, link: Link, why: str) -> None:
+        del why
+        # The server may have come back with a shorter log that grew again: look before folding on.
+        self._reconnected |= link is Link.CONNECTED
 
     def take(self, messages: Sequence[Message]) -> list[Record]:
-        """Fold messages already read."""
+        """Fold messages already read. Raises LogDiscontinued before a gap."""
         records = [decode(m.seq, m.subject, m.received_ns, m.body) for m in messages]
         state = self.state
         for record in records:
-            assert record.seq <= state.position or record.seq == state.position + 1 or not state.position, (
-                f"gap in the log: {record.seq} after {state.position}"
-            )
+            if record.seq > state.position + 1:
+                raise LogDiscontinued(
+                    f"event {record.seq} came after {state.position}: the events between are lost"
+                )
             state = evolve(state, record)
         self.state = state
         if self._snapshots and state.position - self._saved_at >= self._every:
@@ -169,3 +197,9 @@ class Follower:
             await self._tail.close()
             self.save()
             self._tail = None
+
+
+def _pass_on(told: weakref.WeakMethod[Callable[[Link, str], None]], link: Link, why: str) -> None:
+    method = told()
+    if method is not None:
+        method(link, why)

@@ -114,7 +114,14 @@ def places_of(binding: Binding | None) -> tuple[tuple[str, str], ...]:
 
 
 def demand_rows(
-    view: View, *, phase: str = "live", project: str = "", node: str = "", card: str = "", after: Key = ()
+    view: View,
+    *,
+    name: str = "",
+    phase: str = "live",
+    project: str = "",
+    node: str = "",
+    card: str = "",
+    after: Key = (),
 ) -> Iterator[tuple[Key, DemandRow]]:
     """Demands that live, oldest first; `phase` "live" or one that is not terminal. Key: (raised sequence,)."""
     state = view.state

@@ -15,9 +15,10 @@ from rigbook_ledger.book import open_book
 from rigbook_ledger.bookkeeper import Bookkeeper
 from rigbook_ledger.heartbeat import Heartbeats
 from rigbook_ledger.orders import Orders
+from rigbook_ledger.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from rigbook_bus.clock import Clock
     from rigbook_bus.protocol import Bus
@@ -45,6 +46,7 @@ async def serve(
     new_id: Callable[[], str],
     telemetry: Telemetry | None = None,
     ready: asyncio.Event | None = None,
+    open_store: Callable[[Path], Awaitable[Store]] = Store.open,
 ) -> None:
     """Run until cancelled; then the last entries and a snapshot are written.
 
@@ -57,7 +59,9 @@ async def serve(
     telemetry = telemetry or Telemetry("ledger")
     settled = asyncio.Event()
     began = clock.monotonic()
-    book = await open_book(bus, options.data / FILE, clock=clock, snapshot_every=options.snapshot_every)
+    book = await open_book(
+        bus, options.data / FILE, clock=clock, snapshot_every=options.snapshot_every, open_store=open_store
+    )
     try:
         log.info("the book is open", position=book.state.position, file=str(book.store.path),
                  seconds=round(clock.monotonic() - began, 3))  # fmt: skip

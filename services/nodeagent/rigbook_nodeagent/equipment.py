@@ -1,4 +1,4 @@
-"""What a node is equipped with, by its options: the driver of its cards, and its engines."""
+"""What a node is equipped with, by its options: its cards and their driver's thread, its engines, its host."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rigbook_schemas.values import Engine
 
+from rigbook_nodeagent.attribution import Attribution
+from rigbook_nodeagent.gpus.worker import GpuWorker
+from rigbook_nodeagent.host import Host
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rigbook_nodeagent.engines.protocol import Engines
     from rigbook_nodeagent.gpus.protocol import Gpus
 
-__all__ = ["HEARTBEAT_SECONDS", "Options", "open_engines", "open_gpus"]
+__all__ = ["HEARTBEAT_SECONDS", "Equipment", "Options", "equip", "open_engines", "open_gpus"]
 
 HEARTBEAT_SECONDS: Final = 1.0
 
@@ -73,3 +79,31 @@ def open_engines(options: Options) -> dict[Engine, Engines]:
         else:
             raise ValueError(f"engine {name!r}: expected process or docker")
     return made
+
+
+class Equipment:
+    """All that an agent touches of its machine. A simulation builds another one."""
+
+    def __init__(
+        self,
+        *,
+        gpus: Gpus,
+        engines: Mapping[Engine, Engines],
+        attribution: Attribution,
+        worker: GpuWorker | None = None,
+        host: Host | None = None,
+    ) -> None:
+        self.gpus = gpus
+        self.engines = engines
+        self.attribution = attribution
+        self.worker = worker if worker is not None else GpuWorker(gpus)
+        self.host = host if host is not None else Host()
+
+
+def equip(options: Options) -> Equipment:
+    """This machine, as the options name its parts. Raises ValueError for a wrong option."""
+    return Equipment(
+        gpus=open_gpus(options),
+        engines=open_engines(options),
+        attribution=Attribution(options.cluster, options.node),
+    )

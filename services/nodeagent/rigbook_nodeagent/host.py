@@ -9,9 +9,30 @@ from typing import Final
 
 from rigbook_schemas.values import Pressure
 
-__all__ = ["cpu_count", "hostname", "memory_total_bytes", "pressure"]
+from rigbook_nodeagent.engines.procfs import boot_id
+
+__all__ = ["Host", "cpu_count", "hostname", "memory_total_bytes", "pressure"]
 
 _PROC: Final = Path("/proc")
+
+
+class Host:
+    """This machine. A simulated node passes another one to its agent."""
+
+    def boot_id(self) -> str:
+        return boot_id()
+
+    def hostname(self) -> str:
+        return hostname()
+
+    def cpu_count(self) -> int:
+        return cpu_count()
+
+    def memory_total_bytes(self) -> int | None:
+        return memory_total_bytes()
+
+    def pressure(self) -> Pressure:
+        return pressure()
 
 
 def hostname() -> str:

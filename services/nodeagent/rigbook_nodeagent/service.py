@@ -15,14 +15,10 @@ from rigbook_schemas.events import Heartbeat, NodeJoined, Payload
 from rigbook_schemas.values import CardObservation, Engine, StopScope
 from rigbook_schemas.wire import Draft, Malformed, decode, encode, rfc3339
 
-from rigbook_nodeagent import host
-from rigbook_nodeagent.attribution import Attribution
 from rigbook_nodeagent.cards import Cards
-from rigbook_nodeagent.engines.procfs import boot_id
 from rigbook_nodeagent.engines.protocol import EngineError, Engines, Running
-from rigbook_nodeagent.equipment import Options, open_engines, open_gpus
-from rigbook_nodeagent.gpus.protocol import Gpus, GpusError
-from rigbook_nodeagent.gpus.worker import GpuWorker
+from rigbook_nodeagent.equipment import Equipment, Options, equip, open_engines, open_gpus
+from rigbook_nodeagent.gpus.protocol import GpusError
 from rigbook_nodeagent.inventory import changed
 from rigbook_nodeagent.ledgerview import bindings_of
 from rigbook_nodeagent.orders import Order, OrderBook, Stop
@@ -57,8 +53,7 @@ class Agent:
         *,
         clock: Clock,
         new_id: Callable[[], str],
-        gpus: Gpus,
-        engines: Mapping[Engine, Engines],
+        equipment: Equipment,
         telemetry: Telemetry | None = None,
     ) -> None:
         self._bus = bus
@@ -66,7 +61,8 @@ class Agent:
         self._telemetry = telemetry or Telemetry("nodeagent")
         self._log = structlog.get_logger().bind(node=options.node)
         self._incarnation = new_id()
-        self._attribution = Attribution(options.cluster, options.node)
+        self._attribution = equipment.attribution
+        self._host = equipment.host
         self._runs: dict[int, WorkloadRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,8 +73,8 @@ class Agent:
         self.cluster = options.cluster
         self.node = options.node
         self.clock = clock
-        self.cards = Cards(gpus, GpuWorker(gpus))
-        self.engines: Mapping[Engine, Engines] = dict(engines)
+        self.cards = Cards(equipment.gpus, equipment.worker)
+        self.engines: Mapping[Engine, Engines] = dict(equipment.engines)
         self.book = OrderBook(options.node, options.data / "orders.jsonl")
         self.may_start = asyncio.Event()
 
@@ -137,7 +133,7 @@ class Agent:
         return NodeJoined(
             node=self.node,
             incarnation=self._incarnation,
-            boot_id=boot_id(),
+            boot_id=self._host.boot_id(),
             cards=self.cards.inventory,
             labels=self._options.labels,
             engines=tuple(sorted(self.engines)),
@@ -146,10 +142,10 @@ class Agent:
             driver_ok=facts.ok,
             driver_text=facts.text[:500],
             simulated=facts.simulated,
-            memory_bytes=host.memory_total_bytes() or 0,
-            cpus=host.cpu_count(),
+            memory_bytes=self._host.memory_total_bytes() or 0,
+            cpus=self._host.cpu_count(),
             agent_version=VERSION,
-            address=host.hostname(),
+            address=self._host.hostname(),
         )
 
     async def _join(self) -> None:
@@ -297,7 +293,7 @@ class Agent:
             if unknown
             else tuple(self._observation(r) for r in running if r.running or r.pids),
             unknown=unknown,
-            pressure=host.pressure(),
+            pressure=self._host.pressure(),
             engine_position=self.book.position,
         )
         draft = self._draft(data, f"{self._incarnation}-{self._beats}")
@@ -481,6 +477,7 @@ async def serve(
     new_id: Callable[[], str],
     telemetry: Telemetry | None = None,
     ready: asyncio.Event | None = None,
+    equipped: Callable[[Options], Equipment] = equip,
 ) -> None:
     """Run an agent until cancelled. Raises AlreadyServed, ValueError (options)."""
     subjects.token(options.node)
@@ -490,8 +487,7 @@ async def serve(
         options,
         clock=clock,
         new_id=new_id,
-        gpus=open_gpus(options),
-        engines=open_engines(options),
+        equipment=equipped(options),
         telemetry=telemetry,
     )
     await agent.run(ready)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from rigbook_schemas.values import Engine
 
 from rigbook_nodeagent.engines import output, records
-from rigbook_nodeagent.engines.procfs import CLUSTER, COMPONENT, DEMAND, EPOCH, NODE, stat_of
+from rigbook_nodeagent.engines.procfs import CLUSTER, COMPONENT, DEMAND, EPOCH, NODE, Stat, stat_of
 from rigbook_nodeagent.engines.protocol import EngineError, Launch, Running, StartRefused
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rigbook_nodeagent.engines.cgroups import Cgroups
+    from rigbook_nodeagent.engines.procfs import Tagged
 
-__all__ = ["ComponentProcess", "program_environment", "spawn"]
+__all__ = ["ComponentProcess", "program_environment", "spawn", "stray"]
 
 # What a program may inherit from the agent: where programs and libraries are, who we are, which language.
 # Everything else (credentials of the bus among it) stays with the agent.
@@ -54,6 +55,7 @@ class ComponentProcess:
         "pidfd",
         "settled",
         "spawned",
+        "stat",
         "stop_ordered",
     )
 
@@ -69,6 +71,7 @@ class ComponentProcess:
         self.intent = intent
         self.spawned = spawned
         self.child = child  # None: adopted, somebody else is its parent
+        self.stat: Stat | None = None  # right after its start, when we started it
         self.pidfd: int | None = None
         self.stop_ordered: records.StopOrdered | None = None
         self.ended_at: float | None = None  # monotonic: when its end was noticed
@@ -133,6 +136,22 @@ class ComponentProcess:
         )
 
 
+def stray(found: Sequence[Tagged], *, cluster: str, node: str) -> Running:
+    """Processes of ours without a record: nothing to wait for, but there to be seen and stopped."""
+    oldest = min(found, key=lambda one: one.stat.start_ticks)
+    return Running(
+        cluster=cluster,
+        node=node,
+        demand=oldest.demand,
+        epoch=oldest.epoch,
+        component=oldest.component,
+        engine=Engine.PROCESS,
+        ref=f"pid:{oldest.pid}@{oldest.stat.start_ticks}",
+        running=False,
+        pids=tuple(sorted(one.pid for one in found)),
+    )
+
+
 def spawn(
     launch: Launch,
     folder: Path,
@@ -151,7 +170,9 @@ def spawn(
     environment = program_environment(launch, inherited)
     paths: tuple[str, ...] = ()
     try:
-        os.makedirs(folder / "files", exist_ok=True)  # noqa: PTH103 - one call, half the time
+        for path in (folder, folder / "files"):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
         paths = cgroups.create(f"{launch.epoch}-{component.name}", memory_bytes=component.memory_bytes)
         intent = records.Intent(
             demand=launch.demand,
@@ -189,7 +210,9 @@ def spawn(
     spawned = records.Spawned(pid=child.pid, start_ticks=stat.start_ticks if stat else 0)
     with contextlib.suppress(OSError):  # a full disk: the intent is there, and the environment names it
         records.append(folder / "record", spawned)
-    return ComponentProcess(folder=folder, intent=intent, spawned=spawned, child=child)
+    process = ComponentProcess(folder=folder, intent=intent, spawned=spawned, child=child)
+    process.stat = stat
+    return process
 
 
 def program_environment(launch: Launch, inherited: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -30,7 +30,7 @@ from rigbook_schemas.wire import rfc3339
 
 from rigbook_nodeagent.engines import output, records
 from rigbook_nodeagent.engines.cgroups import Cgroups
-from rigbook_nodeagent.engines.component_process import ComponentProcess, spawn
+from rigbook_nodeagent.engines.component_process import ComponentProcess, spawn, stray
 from rigbook_nodeagent.engines.pidfds import exit_returncode, open_pidfd, tells_exit
 from rigbook_nodeagent.engines.procfs import ProcessTable, Stat, Tagged, boot_id, send_signal, stat_of
 from rigbook_nodeagent.engines.protocol import Ended, EngineError, Launch, Running, StartRefused
@@ -130,6 +130,8 @@ class ProcessEngine:
         self._removed.pop(process.folder, None)  # started again after its removal
         self._processes[key] = process
         self._watch(process)
+        if process.stat is not None:
+            self._table.learn(Tagged(process.pid, process.stat, launch.demand, *key))
         return self._running(process, [process.pid])  # it may have ended meanwhile; its end is not seen yet
 
     async def stop(self, running: Running, *, grace_seconds: float, scope: StopScope) -> None:
@@ -165,23 +167,22 @@ class ProcessEngine:
         for one in tagged:
             if (one.epoch, one.component) not in self._processes:
                 strays.setdefault((one.epoch, one.component), []).append(one)
-        listed.extend(self._stray(found) for found in strays.values())
+        listed.extend(stray(found, cluster=self._cluster, node=self._node) for found in strays.values())
         return listed
 
     async def inspect(self, epoch: int, component: str) -> Running | None:
         process = self._processes.get((epoch, component))
-        tagged = self._scan()
+        strays = self._scan((epoch, component))
         if process is not None:
-            return self._running(process, self._found(process, tagged))
-        strays = [one for one in tagged if (one.epoch, one.component) == (epoch, component)]
-        return self._stray(strays) if strays else None
+            return self._running(process, self._found(process, strays))
+        return stray(strays, cluster=self._cluster, node=self._node) if strays else None
 
     async def remove(self, running: Running) -> None:
         """Raises EngineError while a process of it lives: forgetting it would hide it."""
         process = self._processes.get(_key(running))
         if process is None:
             return
-        if left := self._found(process, self._scan()):
+        if left := self._found(process, self._scan(process.key)):
             raise EngineError(
                 f"{running.component} of epoch {running.epoch} still has processes: {sorted(left)}"
             )
@@ -358,9 +359,9 @@ class ProcessEngine:
 
     # -- finding and stopping ---------------------------------------------------------------------
 
-    def _scan(self) -> list[Tagged]:
+    def _scan(self, only: tuple[int, str] | None = None) -> list[Tagged]:
         try:
-            return self._table.scan()
+            return self._table.scan(only)
         except OSError as error:
             raise EngineError(f"/proc cannot be read: {error}") from error
 
@@ -378,11 +379,8 @@ class ProcessEngine:
     def _targets(self, running: Running, scope: StopScope) -> dict[int, Stat]:
         """What a stop of this scope reaches now."""
         process = self._processes.get(_key(running))
-        tagged = self._scan()
-        if process is None:
-            found = {one.pid: one.stat for one in tagged if (one.epoch, one.component) == _key(running)}
-        else:
-            found = self._found(process, tagged)
+        tagged = self._scan(_key(running))
+        found = {one.pid: one.stat for one in tagged} if process is None else self._found(process, tagged)
         if scope is StopScope.EVERYTHING:
             return found
         group = process.pid if process is not None else 0
@@ -423,21 +421,6 @@ class ProcessEngine:
 
     def _running(self, process: ComponentProcess, pids: Iterable[int]) -> Running:
         return process.running(cluster=self._cluster, node=self._node, pids=sorted(pids))
-
-    def _stray(self, found: Sequence[Tagged]) -> Running:
-        """Processes of ours without a record: nothing to wait for, but there to be seen and stopped."""
-        oldest = min(found, key=lambda one: one.stat.start_ticks)
-        return Running(
-            cluster=self._cluster,
-            node=self._node,
-            demand=oldest.demand,
-            epoch=oldest.epoch,
-            component=oldest.component,
-            engine=Engine.PROCESS,
-            ref=f"pid:{oldest.pid}@{oldest.stat.start_ticks}",
-            running=False,
-            pids=tuple(sorted(one.pid for one in found)),
-        )
 
     def _oom_killed(self, process: ComponentProcess) -> bool | None:
         kills = self._cgroups.oom_kills(process.intent.cgroups) if self._cgroups is not None else None

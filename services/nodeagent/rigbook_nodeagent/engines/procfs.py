@@ -130,8 +130,15 @@ class ProcessTable:
         self._verdicts: dict[int, Tagged | None] = {}
         self._scans = 0
 
-    def scan(self) -> list[Tagged]:
-        """All living processes of ours, ourselves not among them."""
+    def learn(self, process: Tagged) -> None:
+        """One that we started ourselves: no need to read its environment."""
+        self._verdicts[process.pid] = process
+
+    def scan(self, only: tuple[int, str] | None = None) -> list[Tagged]:
+        """All living processes of ours, ourselves not among them; or `only` those of (epoch, component).
+
+        The others are then not looked at: the kernel lets a look wait for a program that is being started.
+        """
         self._scans += 1
         before = self._verdicts if self._scans % SCANS_BETWEEN_FULL else {}
         after: dict[int, Tagged | None] = {}
@@ -144,6 +151,9 @@ class ProcessTable:
                 after[pid] = None
                 continue
             known = before.get(pid)
+            if known is not None and only is not None and only != (known.epoch, known.component):
+                after[pid] = known
+                continue
             if known is not None:
                 now = stat_of(pid)
                 if now is None or not now.alive:
@@ -153,7 +163,7 @@ class ProcessTable:
                     found.append(known._replace(stat=now))
                     continue
             judged, final = self._judge(pid)
-            if judged is not None:
+            if judged is not None and only in {None, (judged.epoch, judged.component)}:
                 found.append(judged)
             if final:
                 after[pid] = judged
