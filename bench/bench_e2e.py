@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import statistics
 import subprocess
@@ -80,7 +81,9 @@ async def flood(bus: JetStreamBus, follower: Follower, count: int) -> tuple[floa
     for one in drafts:
         measured.sent[one.data.demand] = began  # type: ignore[attr-defined]
     sending = asyncio.create_task(
-        bus.append_many([(subjects.demand("bench"), encode(one), one.id) for one in drafts], timeout_seconds=120)
+        bus.append_many(
+            [(subjects.demand("bench"), encode(one), one.id) for one in drafts], timeout_seconds=120
+        )
     )
     released = 0
     while released < count:
@@ -99,7 +102,7 @@ def table(measured: Measured) -> None:
     kinds = [DemandRaised, Bound, Started, Exited, Released]
     names = ["raised", "bound", "started", "exited", "released"]
     print("  where the time goes (server stamps, ms, median and 99th percentile):")
-    for (a, b), (na, nb) in zip(zip(kinds, kinds[1:], strict=False), zip(names, names[1:], strict=False), strict=True):
+    for (a, na), (b, nb) in itertools.pairwise(zip(kinds, names, strict=True)):
         steps = [(s[b] - s[a]) / 1e6 for s in measured.stamps.values() if a in s and b in s]
         print(f"    {na:>8} -> {nb:<8}  {statistics.median(steps):7.2f}  {percentile(steps, 0.99):7.2f}")
 
@@ -134,7 +137,10 @@ async def run(url: str, parts: dict[str, int], args: argparse.Namespace) -> None
     for number in range(args.rounds):
         seconds, measured = await flood(bus, follower, args.demands)
         rates.append(args.demands / seconds)
-        print(f"round {number + 1}: {args.demands} demands in {seconds:.2f} s = {rates[-1]:.0f} per second", flush=True)
+        print(
+            f"round {number + 1}: {args.demands} demands in {seconds:.2f} s = {rates[-1]:.0f} per second",
+            flush=True,
+        )
     print(f"median {statistics.median(rates):.0f} demands per second (budget: 200)")
     table(measured)
     spent = {name: seconds - before[name] for name, seconds in cpu_seconds(parts).items()}

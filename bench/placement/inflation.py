@@ -16,11 +16,15 @@ from .policies import Policy
 from .typical import FragmentTables, fragments
 
 INFLATION = 1.3
+WATCHED = frozenset({100, 130})  # percent arrived at which figures are compared
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One run, a value per arrival: percent of the fleet's GPUs arrived, used, and fragmented (idle x unusable)."""
+    """One run, a value per arrival: percent of the fleet's GPUs arrived, used, and fragmented (idle x unusable).
+
+    Fragmentation is NaN where it was not watched.
+    """
 
     arrived: FloatArray
     allocated: FloatArray
@@ -59,19 +63,19 @@ def inflate(
     arrivals: Sequence[Shape],
     policy_of: Callable[[Fleet], Policy],
     tables: FragmentTables | None = None,
+    watch: frozenset[int] = WATCHED,
 ) -> tuple[Course, Fleet]:
-    """Run one order through one policy; fragmentation is followed only when the tables are given."""
+    """Run one order through one policy; fragmentation is taken where the arrived percent rounds to `watch`."""
     fleet = fleet_of(nodes)
     index = Index(fleet, policy_of(fleet))
+    rows = np.arange(fleet.rows, dtype=np.int64)
     size = len(arrivals)
     asked = np.zeros(size)
     used = np.zeros(size)
-    fragmented = np.zeros(size)
+    fragmented = np.full(size, np.nan)
     accepted = np.zeros(size, dtype=np.bool_)
-    total = float(fleet.cards.sum()) * CARD_MILLI / 100
-    by_row = fragments(fleet, tables, np.arange(fleet.rows)) if tables else np.zeros(0)
+    percent = float(fleet.cards.sum()) * CARD_MILLI / 100
     now_asked = now_used = 0
-    now_fragmented = float(by_row.sum())
     for i, shape in enumerate(arrivals):
         now_asked += shape.gpu_milli
         placement = index.best(shape)
@@ -79,12 +83,8 @@ def inflate(
             fleet.bind(placement, shape)
             accepted[i] = True
             now_used += shape.gpu_milli
-            if tables:
-                row = placement.row
-                value = float(fragments(fleet, tables, np.array([row]))[0])
-                now_fragmented += value - by_row[row]
-                by_row[row] = value
         asked[i] = now_asked
         used[i] = now_used
-        fragmented[i] = now_fragmented
-    return Course(asked / total, used / total, fragmented / total, accepted), fleet
+        if tables and round(now_asked / percent) in watch:
+            fragmented[i] = fragments(fleet, tables, rows).sum() / percent
+    return Course(asked / percent, used / percent, fragmented, accepted), fleet

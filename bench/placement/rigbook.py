@@ -37,11 +37,11 @@ ROOM_STEPS = 81  # up to 4 cards' worth of such room is told apart
 class Tuning:
     """Chosen on the default list, seeds 42-46; see README for the search and for what each is worth."""
 
-    end_chance: float = 0.002  # of a node's filling, per typical pod that arrives anywhere
-    card_end_chance: float = 0.005  # the same for a single card's remainder
-    card_weight: float = 1.0  # of the remainders' waste against the node's
-    model_price: float = 0.3  # of scarcity by card model
-    count_price: float = 0.03  # of scarcity by cards wanted at once
+    end_chance: float = 0.001  # of a node's filling, per typical pod that arrives anywhere
+    card_end_chance: float = 0.006  # the same for a single card's remainder
+    card_weight: float = 1.5  # of the remainders' waste against the node's
+    model_price: float = 0.7  # of scarcity by card model
+    count_price: float = 0.04  # of scarcity by cards wanted at once
     count_floor: float = (
         0.03  # a part of the demand assumed for every power of two of cards, if the mix has less
     )
@@ -50,10 +50,15 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class WasteTables:
-    """Expected waste in milli of a node's state and of a card's remainder, per card model."""
+    """Expected waste in milli of a node's state and of a card's remainder, per card model.
+
+    `useful` is what a broken card's remainder will be used for, left - waste, and 0 for a wholly free card: the
+    sum over a node's cards is the room its state counts with.
+    """
 
     node: FloatArray  # (models, cpu steps, cards_max + 1, ROOM_STEPS)
     card: FloatArray  # (models, 1001)
+    useful: FloatArray  # (models, 1001)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,10 @@ class DemandClasses:
     cards: IntArray  # (classes,) index into `counts`; counts[0] == 0 stands for shares and single cards
     part: FloatArray
     counts: tuple[int, ...]
+    hosted: FloatArray  # (counts, free cards) milli that a node with so many free cards holds for a count
+    lost: (
+        FloatArray  # (cards taken, counts, free cards) how much of that goes; hosted[0] and lost[:, 0] are 0
+    )
 
 
 def waste_tables(
@@ -85,7 +94,9 @@ def waste_tables(
         offered = [pair for pair, yes in zip(asked, accepted, strict=True) if yes]
         _fill_nodes(offered, node[m], tuning.end_chance)
         _fill_cards(offered, card[m], tuning.card_end_chance)
-    return WasteTables(node, card)
+    useful = np.arange(CARD_MILLI + 1) - card
+    useful[:, CARD_MILLI] = 0.0
+    return WasteTables(node, card, useful)
 
 
 def _fill_nodes(offered: list[tuple[Shape, float]], waste: FloatArray, end_chance: float) -> None:
@@ -161,23 +172,26 @@ def demand_classes(mix: TypicalMix, models: tuple[str, ...], cards_max: int, flo
         count *= 2
     counts = (0, *sorted({cards for _, cards in shares if cards}))
     keys = list(shares)
+    free = np.arange(cards_max + 1)
+    hosted = np.array(
+        [free // count * count * CARD_MILLI if count else 0 * free for count in counts], dtype=np.float64
+    )
     return DemandClasses(
         models=np.array([key[0] for key in keys], dtype=np.bool_).reshape(len(keys), len(models)),
         cards=np.array([counts.index(key[1]) for key in keys], dtype=np.int64),
         part=np.array([shares[key] for key in keys]),
         counts=counts,
+        hosted=hosted,
+        lost=np.array([hosted - hosted[:, np.maximum(free - taken, 0)] for taken in free]),
     )
 
 
 def scarcity_prices(fleet: Fleet, classes: DemandClasses, price_max: float) -> FloatArray:
     """Price of a milli per (model, count): idle milli of the fleet x sum of part / room over the classes there."""
-    free = np.arange(fleet.cards_max + 1)
-    room = np.empty((len(fleet.models), len(classes.counts)))
-    room[:, 0] = fleet.idle_by_model
-    for k, count in enumerate(classes.counts[1:], start=1):
-        room[:, k] = fleet.free_histogram @ (free // count * count * CARD_MILLI)
-    of_class = (classes.models * room.T[classes.cards]).sum(axis=1)
-    idle = float(fleet.idle_by_model.sum())
+    room = classes.hosted @ fleet.free_histogram.T  # (counts, models)
+    room[0] = fleet.idle_by_model
+    of_class = (classes.models * room[classes.cards]).sum(axis=1)
+    idle = float(room[0].sum())
     price = np.minimum(price_max, idle * classes.part / np.maximum(of_class, CARD_MILLI))
     prices = np.zeros((len(classes.counts), len(fleet.models)))
     np.add.at(prices, classes.cards, classes.models * price[:, None])
@@ -208,37 +222,39 @@ class Rigbook:
         free = fleet.free_cards[fit]
         cpu = fleet.cpu_left[fit]
         after = cpu - shape.cpu_milli
-        room = fleet.idle_milli[fit] - free * CARD_MILLI
+        waste, useful = self.waste.card, self.waste.useful
+        useful_by_card = useful[model[:, None], left]
+        room = useful_by_card.sum(axis=1)
         now = self._node(model, cpu, free, room)
-        weight = self.tuning.card_weight
-        if not shape.cards:
-            score[0, ok] = now - self._node(model, after, free, room)
-            return RowScores(score, card)
-        of_free = self.waste.card[model, CARD_MILLI]
         if not shape.shares:
-            score[0, ok] = (
-                now - self._node(model, after, free - shape.cards, room) + weight * shape.cards * of_free
-            )
+            relief = self.tuning.card_weight * shape.cards * waste[model, CARD_MILLI]
+            score[0, ok] = now - self._node(model, after, free - shape.cards, room) + relief
             return RowScores(score, card)
-        by_card = self.waste.card[model[:, None], left]
-        rest = self.waste.card[model[:, None], np.maximum(left - shape.card_milli, 0)]
-        broken = (left >= shape.card_milli) & (left < CARD_MILLI)
-        gain = np.where(broken, by_card - rest, -np.inf)
-        best = gain.argmax(axis=1)
-        score[0, ok] = (
-            now - self._node(model, after, free, room - shape.card_milli) + weight * gain.max(axis=1)
-        )
-        card[0, ok] = best
-        opened = self._node(model, after, np.maximum(free - 1, 0), room + CARD_MILLI - shape.card_milli)
-        open_gain = of_free - self.waste.card[model, CARD_MILLI - shape.card_milli]
-        score[1, ok] = np.where(free > 0, now - opened + weight * open_gain, -np.inf)
+        # every broken card with enough room: what the node wastes then, and what the card's remainder does
+        rest = left - shape.card_milli
+        row, column = np.nonzero((rest >= 0) & (left < CARD_MILLI))
+        if len(row):
+            its_model = model[row]
+            its_rest = rest[row, column]
+            its_room = room[row] - useful_by_card[row, column] + useful[its_model, its_rest]
+            relief = self.tuning.card_weight * (
+                waste[its_model, left[row, column]] - waste[its_model, its_rest]
+            )
+            gain = np.full(left.shape, -np.inf)
+            gain[row, column] = now[row] - self._node(its_model, after[row], free[row], its_room) + relief
+            card[0, ok] = gain.argmax(axis=1)
+            score[0, ok] = gain.max(axis=1)
+        remainder = CARD_MILLI - shape.card_milli
+        opened = self._node(model, after, np.maximum(free - 1, 0), room + useful[model, remainder])
+        relief = self.tuning.card_weight * (waste[model, CARD_MILLI] - waste[model, remainder])
+        score[1, ok] = np.where(free > 0, now - opened + relief, -np.inf)
         return RowScores(score, card)
 
-    def _node(self, model: IntArray, cpu: IntArray, free: IntArray, room: IntArray) -> FloatArray:
+    def _node(self, model: IntArray, cpu: IntArray, free: IntArray, room: FloatArray) -> FloatArray:
         """Table lookup, linear between the steps of room."""
         table = self.waste.node
         step = np.minimum(cpu // CPU_STEP_MILLI, table.shape[1] - 1)
-        at = np.clip(room / ROOM_STEP_MILLI, 0, ROOM_STEPS - 1)
+        at = np.minimum(room / ROOM_STEP_MILLI, ROOM_STEPS - 1)
         low = np.minimum(at.astype(np.int64), ROOM_STEPS - 2)
         part = at - low
         result: FloatArray = (
@@ -251,19 +267,14 @@ class Rigbook:
         if not shape.cards:
             return None
         prices = scarcity_prices(fleet, self.classes, self.tuning.price_max)
-        width = fleet.cards_max + 1
-        taken = self.tuning.model_price * shape.gpu_milli * prices[:, 0]
-        free = np.arange(width)
-        fewer = np.maximum(free - shape.cards, 0)
-        opening = np.zeros((len(fleet.models), width))
-        for k, count in enumerate(self.classes.counts[1:], start=1):
-            lost = (free // count - fewer // count) * (count * CARD_MILLI)
-            opening += prices[:, k, None] * lost
-        whole = taken[:, None] + self.tuning.count_price * opening
+        taken = self.tuning.model_price * shape.gpu_milli * prices[:, :1]
+        whole: FloatArray = taken + self.tuning.count_price * (prices @ self.classes.lost[shape.cards])
         if not shape.shares:
             return whole.reshape(1, -1)
-        kept = np.repeat(taken, width)
-        return np.stack([kept, whole.ravel()])
+        charge = np.empty((2, whole.size))
+        charge[0] = np.repeat(taken, whole.shape[1])
+        charge[1] = whole.ravel()
+        return charge
 
 
 def rigbook_policy(mix: TypicalMix, fleet: Fleet, tuning: Tuning | None = None) -> Rigbook:

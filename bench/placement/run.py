@@ -1,4 +1,5 @@
 """Runs policies on the openb trace; prints the table beside the published figures, the throughput, the plot."""
+
 from __future__ import annotations
 
 import argparse
@@ -125,7 +126,9 @@ def table(results: Sequence[Result]) -> Iterator[str]:
         yield f"| {result.workload} | {result.policy} | {' | '.join(cells)} |"
 
 
-def throughput(load: Workload, policies: Sequence[str], copies: Sequence[int], seconds: float) -> Iterator[str]:
+def throughput(
+    load: Workload, policies: Sequence[str], copies: Sequence[int], seconds: float
+) -> Iterator[str]:
     """Decisions per second (score, choose, bind) on the trace's fleet copied `n` times.
 
     The fleet is filled by best fit and then kept between 85 % and full by ending the oldest bindings, so that

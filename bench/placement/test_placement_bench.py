@@ -201,7 +201,7 @@ def test_the_method_on_a_fleet_small_enough_to_follow() -> None:
     tiny = [Node("a", 10_000, GIB, 1, "X"), Node("b", 10_000, GIB, 1, "X")]
     pods = [Shape(1_000, 0, 1, milli) for milli in (600, 600, 500, 400, 400)]
     tables = fragment_tables(typical_mix(pods, 1.0), ("X",), 1)
-    course, fleet = inflate(tiny, pods, lambda _: BestFit(), tables)
+    course, fleet = inflate(tiny, pods, lambda _: BestFit(), tables, frozenset({60, 125}))
     assert course.accepted.tolist() == [True, True, False, True, True]
     assert course.arrived.tolist() == [30.0, 60.0, 85.0, 105.0, 125.0]
     assert course.allocated.tolist() == [30.0, 60.0, 60.0, 80.0, 100.0]

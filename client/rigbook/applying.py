@@ -15,6 +15,7 @@ from rigbook_schemas.events import DemandRaised
 from rigbook_schemas.queries import DemandRow, Question
 
 from rigbook.failures import NoAnswer, WouldConflict
+from rigbook.lookup import events_of
 from rigbook.narrative import payload_of
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ async def apply_all(
     client: Client, specs: Sequence[DemandRaised], *, by: str, replace: bool, new_id: Callable[[], str]
 ) -> list[Applied]:
     """Raise what is new. All are looked at before the first is sent. Raises WouldConflict, NoAnswer."""
-    live = await _live(client, {spec.project for spec in specs})
+    live, position = await _live(client, {spec.project for spec in specs})
     steps: list[tuple[DemandRaised, DemandRow | None, list[str]]] = []
     conflicts: list[str] = []
     for spec in specs:
         row = live.get((spec.project, spec.name))
-        different = differences(await _spec_of(client, row), spec) if row is not None else []
+        different = differences(await _spec_of(client, row, position), spec) if row is not None else []
         if different and not replace:
             assert row is not None
             conflicts.append(
@@ -108,18 +109,22 @@ async def _apply(
     )
 
 
-async def _live(client: Client, projects: set[str]) -> dict[tuple[str, str], DemandRow]:
+async def _live(client: Client, projects: set[str]) -> tuple[dict[tuple[str, str], DemandRow], int]:
+    """Live and wanted demands by (project, name), and the position at which they were."""
     found: dict[tuple[str, str], DemandRow] = {}
+    position = await client.last_seq()  # not older than what the same person said just before
     for project in sorted(projects):
-        for row in await client.rows("demands", Question(project=project, phase="live")):
+        for row in await client.rows(
+            "demands", Question(project=project, phase="live", position_min=position)
+        ):
             if row.wanted and row.name:
                 found[row.project, row.name] = row
-    return found
+    return found, position
 
 
-async def _spec_of(client: Client, row: DemandRow) -> DemandRaised:
+async def _spec_of(client: Client, row: DemandRow, position: int) -> DemandRaised:
     """The spec as it was raised, from the log."""
-    for event in await client.rows("events", Question(id=row.demand, kinds=("demand.raised",))):
+    for event in await events_of(client, row.demand, position_min=position, kinds=("demand.raised",)):
         payload = payload_of(event)
         if isinstance(payload, DemandRaised) and payload.demand == row.demand:
             return payload

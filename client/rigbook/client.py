@@ -10,8 +10,10 @@ Time and ids are parameters, so that a test owns them.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import msgspec
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from rigbook_bus.protocol import Bus
+    from rigbook_bus.protocol import Bus, Delivery
     from rigbook_schemas.events import DemandRaised, Payload
     from rigbook_schemas.wire import Record
 
@@ -38,6 +40,7 @@ __all__ = ["Client", "Page", "Plan"]
 # Tries of an operator's event against a log that moves: each loser re-reads, so somebody always wins.
 POLICY_TRIES_MAX: Final = 20
 FOLLOW_BATCH_MAX: Final = 500
+CONNECT_SECONDS: Final = 5.0
 
 
 class Page(NamedTuple):
@@ -95,14 +98,17 @@ class Client:
         *,
         source: str = "client/python",
         credentials: str | Path | None = None,
-        wait_seconds: float = 5.0,
+        wait_seconds: float | None = None,
     ) -> Client:
         """Raises NoAnswer when no bus answers there, or it refuses us."""
         from rigbook_bus.jetstream import JetStreamBus
 
         try:
             bus = await JetStreamBus.connect(
-                url, name=source.replace("/", "-"), credentials=credentials, wait_seconds=wait_seconds
+                url,
+                name=source.replace("/", "-"),
+                credentials=credentials,
+                wait_seconds=wait_seconds or CONNECT_SECONDS,
             )
         except BusError as error:
             raise NoAnswer(
@@ -274,15 +280,21 @@ class Client:
             reader = await self.bus.reader(stream, consumer)
         except BusError as error:
             raise of_bus(error, f"binding to consumer {consumer}") from error
+        pending: deque[Delivery] = deque()
         try:
             while True:
-                for delivery in await reader.batch(max_messages=FOLLOW_BATCH_MAX, wait_seconds=30.0):
-                    message = delivery.message
+                pending.extend(await reader.batch(max_messages=FOLLOW_BATCH_MAX, wait_seconds=30.0))
+                while pending:
+                    message = pending[0].message
                     yield decode(message.seq, message.subject, message.received_ns, message.body)
-                    await delivery.ack()
+                    await pending[0].ack()
+                    pending.popleft()
         except BusError as error:
             raise of_bus(error, "following the log") from error
         finally:
+            with contextlib.suppress(BusError):  # else they come again after the consumer's ack wait
+                for delivery in pending:
+                    await delivery.nak()
             await reader.close()
 
     # -- inside -----------------------------------------------------------------------------------

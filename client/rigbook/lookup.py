@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rigbook_schemas.queries import CardRow, DemandRow, EventRow, NodeRow, Question
+from rigbook_schemas.queries import LIMIT_MAX, CardRow, DemandRow, EventRow, NodeRow, Question
 
-from rigbook.failures import NotFound
+from rigbook.failures import NotFound, RigbookFailure
 
 if TYPE_CHECKING:
     from rigbook.client import Client
@@ -46,6 +46,18 @@ async def node_named(client: Client, name: str) -> NodeRow:
     return rows[0]
 
 
-async def events_of(client: Client, demand: str, *, limit: int = 1000) -> list[EventRow]:
-    """The story of a demand, oldest first."""
-    return await client.rows("events", Question(id=demand, limit=min(limit, 1000)))
+async def events_of(
+    client: Client, demand: str, *, position_min: int = 0, kinds: tuple[str, ...] = ()
+) -> list[EventRow]:
+    """The story of a demand, oldest first.
+
+    The ledger writes the past down a moment after it has folded it: `position_min` waits for that, and a
+    ledger that cannot (its disk is full) still tells what it has.
+    """
+    question = Question(id=demand, kinds=kinds, position_min=position_min, limit=LIMIT_MAX)
+    try:
+        return await client.rows("events", question)
+    except RigbookFailure as failure:
+        if failure.code != "not_ready" or not position_min:
+            raise
+    return await client.rows("events", Question(id=demand, kinds=kinds, limit=LIMIT_MAX))

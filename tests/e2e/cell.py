@@ -39,7 +39,9 @@ def draft_of(data: Payload, *, now_ns: int, source: str = "client/test", tracepa
 class ProcessCell:
     """Starts every part as its own process, in a folder of its own."""
 
-    def __init__(self, folder: Path, *, gpus: str = "sim:4xRTX4090", placers: int = 1, log_level: str = "info") -> None:
+    def __init__(
+        self, folder: Path, *, gpus: str = "sim:4xRTX4090", placers: int = 1, log_level: str = "info"
+    ) -> None:
         self.folder = folder
         self.server = EmbeddedServer(folder / "nats")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -55,7 +57,7 @@ class ProcessCell:
             node = part.removeprefix("agent-")
             return [*rigbook, "agent", "--join", self.server.url, "--node", node, "--gpus", self._gpus,
                     "--engine", "process", "--heartbeat", "0.5", *common]  # fmt: skip
-        return [*rigbook, "serve", part.split("-")[0], "--nats", self.server.url, "--instance", part, *common]
+        return [*rigbook, "serve", part.split("-", maxsplit=1)[0], "--nats", self.server.url, "--instance", part, *common]
 
     @property
     def parts(self) -> list[str]:
@@ -109,11 +111,18 @@ class ProcessCell:
             except BusError:
                 await asyncio.sleep(0.1)
 
-    async def raise_demand(self, name: str, *command: str, now_ns: int, traceparent: str = "", **more: Any) -> int:
+    async def raise_demand(
+        self, name: str, *command: str, now_ns: int, traceparent: str = "", **more: Any
+    ) -> int:
         components = more.pop("components", None) or (Component(command=command, stop_grace_seconds=0.5),)
         request = more.pop("resources", None) or Request(memory_bytes=4 * GIB)
         data = DemandRaised(
-            demand=name, project="nlp", owner=Owner(name="ann"), resources=request, components=components, **more
+            demand=name,
+            project="nlp",
+            owner=Owner(name="ann"),
+            resources=request,
+            components=components,
+            **more,
         )
         return await self.append(subjects.demand("nlp"), data, now_ns=now_ns, traceparent=traceparent)
 

@@ -81,11 +81,14 @@ class Cell:
         ready = asyncio.Event()
         options = agent_service.Options(node=name, data=self.folder / name, gpus=gpus, heartbeat_seconds=0.2)
         task = asyncio.create_task(
-            agent_service.serve(bus, options, clock=CLOCK, new_id=random_id, ready=ready), name=f"agent-{name}"
+            agent_service.serve(bus, options, clock=CLOCK, new_id=random_id, ready=ready),
+            name=f"agent-{name}",
         )
         self.tasks[name] = task
         waiting = asyncio.create_task(ready.wait())
-        done, _ = await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=SOON_SECONDS)
+        done, _ = await asyncio.wait(
+            {task, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=SOON_SECONDS
+        )
         waiting.cancel()
         if task in done:
             task.result()
@@ -132,7 +135,9 @@ class Cell:
             await asyncio.wait_for(read(), SOON_SECONDS)
         except TimeoutError:
             story = [f"{r.seq} {r.kind} {r.correlation}" for r in self.records]
-            raise AssertionError(f"it did not come; the log: {story}, findings: {self.state.findings}") from None
+            raise AssertionError(
+                f"it did not come; the log: {story}, findings: {self.state.findings}"
+            ) from None
 
     @property
     def state(self) -> Any:
@@ -172,8 +177,12 @@ async def cell(tmp_path: Path) -> AsyncIterator[Cell]:
                 await cell.tell(
                     subjects.evict(("a",)),
                     e.EvictionOrdered(
-                        demand=demand.spec.demand, epoch=demand.epoch, nodes=("a",), reason=EvictionReason.OPERATOR,
-                        grace_seconds=0.1, scope=StopScope.EVERYTHING,
+                        demand=demand.spec.demand,
+                        epoch=demand.epoch,
+                        nodes=("a",),
+                        reason=EvictionReason.OPERATOR,
+                        grace_seconds=0.1,
+                        scope=StopScope.EVERYTHING,
                     ),
                 )
                 if "a" in cell.tasks:
@@ -208,7 +217,9 @@ async def test_a_program_that_is_not_there_ends_at_once_and_frees_its_card(cell:
 
 async def test_exit_137_after_our_stop_order_is_not_out_of_memory(cell: Cell) -> None:
     """A program that ignores SIGTERM is killed after the grace: 137, and it was us."""
-    await cell.raise_demand("one", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", workload=Workload.SERVICE)
+    await cell.raise_demand(
+        "one", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", workload=Workload.SERVICE
+    )
     await cell.until_phase("one", Phase.RUNNING)
     await cell.withdraw("one")
     await cell.until_phase("one", Phase.ENDED)
@@ -267,7 +278,12 @@ async def test_a_server_that_left_its_group_survives_the_stop_and_holds_the_card
     await cell.tell(
         subjects.evict(("a",)),
         e.EvictionOrdered(
-            demand="app", epoch=epoch, nodes=("a",), reason=EvictionReason.LEFTOVER, by="reaper", grace_seconds=0.5,
+            demand="app",
+            epoch=epoch,
+            nodes=("a",),
+            reason=EvictionReason.LEFTOVER,
+            by="reaper",
+            grace_seconds=0.5,
             scope=StopScope.EVERYTHING,
         ),
     )
@@ -292,7 +308,9 @@ async def test_the_agent_restarts_and_adopts_what_runs(cell: Cell) -> None:
     assert not runs(pid)
 
 
-async def test_what_ended_while_the_agent_was_away_is_told_when_it_is_back(cell: Cell, tmp_path: Path) -> None:
+async def test_what_ended_while_the_agent_was_away_is_told_when_it_is_back(
+    cell: Cell, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
     await cell.raise_demand("one", "sh", "-c", f"until test -e {go}; do sleep 0.05; done")
     await cell.until_phase("one", Phase.RUNNING)
@@ -342,7 +360,11 @@ async def test_a_second_agent_under_the_same_name_is_refused(cell: Cell, tmp_pat
 
 async def test_a_failed_run_is_started_again_as_often_as_it_may(cell: Cell) -> None:
     await cell.raise_demand(
-        "one", "sh", "-c", "exit 1", restart=Restart(policy="on-failure", attempts_max=2, backoff_seconds=0.05)
+        "one",
+        "sh",
+        "-c",
+        "exit 1",
+        restart=Restart(policy="on-failure", attempts_max=2, backoff_seconds=0.05),
     )
     await cell.until_phase("one", Phase.ENDED)
     assert [r.data.final for r in cell.records if isinstance(r.data, e.Exited)] == [False, False, True]
@@ -352,7 +374,8 @@ async def test_a_failed_run_is_started_again_as_often_as_it_may(cell: Cell) -> N
 async def test_a_probe_makes_it_ready(cell: Cell, tmp_path: Path) -> None:
     probe = Probe(kind="exec", command=("test", "-e", str(tmp_path / "up")), every_seconds=0.05)
     await cell.raise_demand(
-        "one", workload=Workload.SERVICE,
+        "one",
+        workload=Workload.SERVICE,
         components=(Component(command=("sleep", "600"), probe=probe, stop_grace_seconds=0.5),),
     )
     await cell.until_phase("one", Phase.STARTING)

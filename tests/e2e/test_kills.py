@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.e2e.cell import ProcessCell
 from rigbook_ledger.audit import audit, audit_touched
 from rigbook_ledger.digest import digest
 from rigbook_ledger.evolve import evolve
@@ -20,6 +19,8 @@ from rigbook_schemas import subjects
 from rigbook_schemas.events import Released
 from rigbook_schemas.values import GIB, Mode, Request
 from rigbook_schemas.wire import decode
+
+from tests.e2e.cell import ProcessCell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,9 @@ async def test_kill_everything_once_in_the_middle_of_200_demands(tmp_path: Path)
         def done() -> int:
             return sum(1 for d in cell.state.demands.values() if d.phase is Phase.ENDED)
 
-        for number, part in enumerate(["placer-1", "agent-a", "nats", "ledger-1", "reaper-1", "placer-2", "agent-a", "nats"], 1):
+        for number, part in enumerate(
+            ["placer-1", "agent-a", "nats", "ledger-1", "reaper-1", "placer-2", "agent-a", "nats"], 1
+        ):
             share = number * DEMANDS // 10
             await cell.until(lambda share=share: done() >= share)  # type: ignore[misc]
             print(f"{done()} of {DEMANDS} ended: kill -9 {part}")

@@ -63,11 +63,16 @@ async def test_one_demand_is_one_trace(tmp_path: Path) -> None:
     follower = Follower(bus)
     await follower.open()
     demand = e.DemandRaised(
-        demand="one", project="nlp", owner=Owner(name="ann"), resources=Request(memory_bytes=4 * GIB),
+        demand="one",
+        project="nlp",
+        owner=Owner(name="ann"),
+        resources=Request(memory_bytes=4 * GIB),
         components=(Component(command=("true",)),),
     )
     parent = new_traceparent(TRACE, SPAN)
-    draft = Draft(data=demand, id="raised", source="client/ann", time=rfc3339(clock.now_ns()), traceparent=parent)
+    draft = Draft(
+        data=demand, id="raised", source="client/ann", time=rfc3339(clock.now_ns()), traceparent=parent
+    )
     await bus.append(subjects.demand("nlp"), encode(draft), message_id=draft.id)
     carried: dict[str, str] = {}
     async with asyncio.timeout(20):
@@ -82,7 +87,9 @@ async def test_one_demand_is_one_trace(tmp_path: Path) -> None:
 
     assert set(carried) == {"demand.raised", "bound", "started", "exited", "released"}
     assert {t.split("-")[1] for t in carried.values()} == {TRACE}
-    spans = {span.name: span for span in exporter.get_finished_spans() if span.attributes.get("demand") == "one"}  # type: ignore[union-attr]
+    spans = {
+        span.name: span for span in exporter.get_finished_spans() if span.attributes.get("demand") == "one"
+    }  # type: ignore[union-attr]
     assert set(spans) == {"placer.bound", "nodeagent.started", "nodeagent.exited", "nodeagent.released"}
     assert {f"{span.context.trace_id:032x}" for span in spans.values()} == {TRACE}
     assert f"{spans['placer.bound'].parent.span_id:016x}" == SPAN  # type: ignore[union-attr]

@@ -34,7 +34,9 @@ QUICK = Rules(
 TOLERANCE = Tolerance(stop_seconds=2.0, unread_seconds=5.0, start_seconds=100.0, unreleased_seconds=20.0)
 
 
-def runs(state: State, demand: str = "d", component: str = "server", **more: object) -> v.ComponentObservation:
+def runs(
+    state: State, demand: str = "d", component: str = "server", **more: object
+) -> v.ComponentObservation:
     seen = v.ComponentObservation(
         epoch=epoch_of(state, demand) if demand in state.demands else 0,
         demand=demand,
@@ -64,7 +66,9 @@ def foreign(memory_bytes: int | None = 18 * GIB, pid: int = 99) -> v.ProcessObse
     return v.ProcessObservation(pid=pid, memory_bytes=memory_bytes, user="bob", command="python train.py")
 
 
-def shows(uuid: str, *processes: v.ProcessObservation, used: int | None = None, **more: object) -> v.CardObservation:
+def shows(
+    uuid: str, *processes: v.ProcessObservation, used: int | None = None, **more: object
+) -> v.CardObservation:
     """A card with these processes and nothing else; `used` when the driver says another sum."""
     if used is None:
         used = sum(p.memory_bytes or 0 for p in processes)
@@ -78,7 +82,11 @@ class Watchman:
     """Hears, compares, judges, and folds its own decisions."""
 
     def __init__(
-        self, *steps: Step, rules: Rules = QUICK, tolerance: Tolerance = TOLERANCE, healing: Sequence[v.DriftKind] = ()
+        self,
+        *steps: Step,
+        rules: Rules = QUICK,
+        tolerance: Tolerance = TOLERANCE,
+        healing: Sequence[v.DriftKind] = (),
     ) -> None:
         self.story = Story().given(*steps)
         self.rules, self.tolerance = rules, tolerance
@@ -119,14 +127,18 @@ class Watchman:
             engine_position=position,
         )
         return Beat(
-            heartbeat=msgspec.structs.replace(told, **shown), received_ns=self.wall_ns, sent=rfc3339(self.wall_ns)
+            heartbeat=msgspec.structs.replace(told, **shown),
+            received_ns=self.wall_ns,
+            sent=rfc3339(self.wall_ns),
         )
 
     def compares(self, **shown: object) -> Comparison:
         self.passes(1.0)
         return compare(self.state, self.beat(**shown), self.tolerance)
 
-    def sees(self, *, after: float = 1.0, hold: str = "", again: Beat | None = None, **shown: object) -> list[e.Payload]:
+    def sees(
+        self, *, after: float = 1.0, hold: str = "", again: Beat | None = None, **shown: object
+    ) -> list[e.Payload]:
         """One heartbeat, `after` seconds later: what the reaper appends for it, already folded."""
         self.passes(after)
         beat = again or self.beat(**shown)

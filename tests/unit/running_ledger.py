@@ -17,6 +17,7 @@ from rigbook_bus.memory_server import MemoryServer
 from rigbook_ledger.evolve import evolve
 from rigbook_ledger.service import Options, serve
 from rigbook_ledger.state import State
+from rigbook_ledger.store import Store
 from rigbook_ledger.streams import ensure_streams
 from rigbook_schemas import subjects
 from rigbook_schemas.queries import QUESTIONS, Answer
@@ -25,7 +26,7 @@ from rigbook_schemas.wire import Draft, decode, encode, rfc3339
 from tests.unit.ledger_story import START_NS, Raw, Told, subject_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from pathlib import Path
 
     from rigbook_bus.telemetry import Telemetry
@@ -145,13 +146,22 @@ async def ledger(
     name: str = "ledger-1",
     telemetry: Telemetry | None = None,
     snapshot_every: int = 20_000,
+    open_store: Callable[[Path], Awaitable[Store]] = Store.open,
 ) -> AsyncGenerator[asyncio.Task[None]]:
     """The service, from its first honest answer until it is cancelled."""
     bus = await MemoryBus.connect(world.server, name=name)
     ready = asyncio.Event()
     options = Options(data=data, instance=name, snapshot_every=snapshot_every)
     task = asyncio.create_task(
-        serve(bus, options, clock=world.clock, new_id=lambda: "", telemetry=telemetry, ready=ready)
+        serve(
+            bus,
+            options,
+            clock=world.clock,
+            new_id=lambda: "",
+            telemetry=telemetry,
+            ready=ready,
+            open_store=open_store,
+        )
     )
     waiting = asyncio.create_task(ready.wait())
     try:

@@ -43,7 +43,9 @@ def test_the_order_of_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_that_is_gone_does_not_count(tmp_path: Path) -> None:
-    running(default_data(), "nats://gone", ticks=1)  # the pid lives, and is another process than the one that wrote it
+    running(
+        default_data(), "nats://gone", ticks=1
+    )  # the pid lives, and is another process than the one that wrote it
     context = read_context(default_data())
     assert context is not None
     assert not context.alive

@@ -17,7 +17,16 @@ def flags(**changes: object) -> Flags:
 
 
 def test_submit() -> None:
-    spec = demand_of(flags(gpu="A100:80GB:2", env=("A=b=c",), require=("disk=nvme",), max_run="2h", priority="high", contact="#nlp"))
+    spec = demand_of(
+        flags(
+            gpu="A100:80GB:2",
+            env=("A=b=c",),
+            require=("disk=nvme",),
+            max_run="2h",
+            priority="high",
+            contact="#nlp",
+        )
+    )
     assert spec.name == "train"
     assert spec.resources == Request(memory_bytes=80 * GIB, count=2, model="A100", require={"disk": "nvme"})
     assert spec.components == (Component(command=("python", "train.py"), env={"A": "b=c"}),)
@@ -25,8 +34,19 @@ def test_submit() -> None:
 
 
 def test_deploy() -> None:
-    spec = demand_of(flags(workload=Workload.SERVICE, name="llm", command=(), image="a/b:1", ports=("8000", "80:8080"), restart="always"))
-    assert spec.components == (Component(image="a/b:1", ports=(Port(port=8000), Port(port=80, host_port=8080))),)
+    spec = demand_of(
+        flags(
+            workload=Workload.SERVICE,
+            name="llm",
+            command=(),
+            image="a/b:1",
+            ports=("8000", "80:8080"),
+            restart="always",
+        )
+    )
+    assert spec.components == (
+        Component(image="a/b:1", ports=(Port(port=8000), Port(port=80, host_port=8080))),
+    )
     assert (spec.name, spec.workload, spec.restart) == ("llm", Workload.SERVICE, Restart(policy="always"))
 
 

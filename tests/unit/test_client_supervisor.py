@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,6 @@ from rigbook.supervisor import BACKOFF_SECONDS_MAX, LOOP_ENDS, Backoff, Part, Pa
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 READY = """
 import os, signal, sys, time
@@ -132,7 +132,9 @@ async def main():
     await asyncio.sleep(60)
 asyncio.run(main())
 """
-    supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    supervisor = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+    )
     assert supervisor.stdout is not None
     pid = int(await supervisor.stdout.readline())
     supervisor.kill()
@@ -148,8 +150,7 @@ asyncio.run(main())
 
 def _zombie(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
 

@@ -8,7 +8,19 @@ import msgspec
 import pytest
 from rigbook.demandfile import read_files, read_text
 from rigbook_schemas.events import DemandRaised
-from rigbook_schemas.values import GIB, Component, Mode, Mount, Owner, Port, Probe, Request, Restart, Role, Workload
+from rigbook_schemas.values import (
+    GIB,
+    Component,
+    Mode,
+    Mount,
+    Owner,
+    Port,
+    Probe,
+    Request,
+    Restart,
+    Role,
+    Workload,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WHOLE = """\
@@ -106,7 +118,14 @@ def test_the_smallest_one_has_the_wires_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"), [("priority: low", 25), ("priority: normal", 50), ("priority: high", 75), ("priority: 0", 0), ("priority: 100", 100)]
+    ("line", "expected"),
+    [
+        ("priority: low", 25),
+        ("priority: normal", 50),
+        ("priority: high", 75),
+        ("priority: 0", 0),
+        ("priority: 100", 100),
+    ],
 )
 def test_priorities(line: str, expected: int) -> None:
     assert one(SMALL + line + "\n").priority == expected

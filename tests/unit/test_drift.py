@@ -70,7 +70,9 @@ def test_case_1_stopped_app_whose_server_holds_the_card() -> None:
     seen = one(w.compares(**held(w)))
     assert seen.kind is DriftKind.LEFTOVER
     assert seen.key == f"leftover.a.{epoch_of(w.state, 'd')}"
-    assert seen.sentence.startswith(f"{A0} of node a is held by chat (server part, pid 4242, 18.0 GiB), desired state stopped since ")
+    assert seen.sentence.startswith(
+        f"{A0} of node a is held by chat (server part, pid 4242, 18.0 GiB), desired state stopped since "
+    )
     assert seen.sentence.endswith("; the record says stopped, the card says no")
     assert seen.desired.startswith("stopped since ")
     assert "exclusive; stop ordered at" in seen.bound
@@ -135,7 +137,13 @@ def test_case_18_late_start_of_a_withdrawn_demand_is_a_leftover_even_without_an_
 
 
 def test_case_6_node_comes_back_with_the_old_container() -> None:
-    w = Watchman(*RUNNING, e.NodeUnreachable(node="a", silent_seconds=20), withdrawn(), evicted(), e.NodeRecovered(node="a"))
+    w = Watchman(
+        *RUNNING,
+        e.NodeUnreachable(node="a", silent_seconds=20),
+        withdrawn(),
+        evicted(),
+        e.NodeRecovered(node="a"),
+    )
     w.passes(60)
     seen = one(w.compares(**held(w)))
     assert seen.kind is DriftKind.LEFTOVER
@@ -184,7 +192,9 @@ def test_case_2_and_14_ordered_to_stop_and_never_released() -> None:
     ("position", "rejoined", "later", "fenced"),
     [(99, False, 20, True), (3, False, 200, False), (3, True, 20, False), (3, True, 200, True)],
 )
-def test_fenced_means_that_the_agent_knows_the_order(position: int, rejoined: bool, later: float, fenced: bool) -> None:
+def test_fenced_means_that_the_agent_knows_the_order(
+    position: int, rejoined: bool, later: float, fenced: bool
+) -> None:
     w = Watchman(*STOPPED, *([joined(incarnation="i-2")] if rejoined else []))
     w.engine_position = position
     w.passes(later)
@@ -414,7 +424,9 @@ def test_absurd_input_is_survived() -> None:
     many = tuple(
         v.ProcessObservation(pid=i, memory_bytes=-5, epoch=3, command="c" * 9000) for i in range(500)
     )
-    shown = w.compares(components=(runs(w.state), odd), cards=(shows(A0, *many, used=-1), shows(A0), shows("?")))
+    shown = w.compares(
+        components=(runs(w.state), odd), cards=(shows(A0, *many, used=-1), shows(A0), shows("?"))
+    )
     for seen in shown.sightings:
         assert len(seen.key) <= 128
         assert seen.key.isascii()
@@ -430,7 +442,10 @@ def test_the_key_does_not_depend_on_figures() -> None:
     w = Watchman(*STOPPED)
     w.passes(20)
     first = one(w.compares(**held(w)))
-    second = one(w.compares(components=(runs(w.state),), cards=(shows(A0, process(w.state, memory_bytes=GIB)), shows(A1))))
+    second = one(
+        w.compares(
+            components=(runs(w.state),), cards=(shows(A0, process(w.state, memory_bytes=GIB)), shows(A1))
+        )
+    )
     assert first.key == second.key
     assert {e.what for e in first.evidence} == {e.what for e in second.evidence}
-

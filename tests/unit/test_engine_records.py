@@ -159,8 +159,8 @@ def test_a_process_that_takes_the_name_of_ours_is_told_from_it(monkeypatch):
     table = ProcessTable("c", "n")
     first = subprocess.Popen(["sleep", "60"], env=OURS)
     assert len(table.scan()) == 1
-    known = table._verdicts[first.pid]
-    table._verdicts[first.pid] = known._replace(stat=known.stat._replace(start_ticks=1))
+    known = table._ours[str(first.pid)]
+    table.learn(known._replace(stat=known.stat._replace(start_ticks=1)))
     assert [one.stat.start_ticks for one in table.scan()] == [stat_of(first.pid).start_ticks]
     first.kill()
     first.wait()

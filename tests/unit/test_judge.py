@@ -12,7 +12,7 @@ from rigbook_schemas import events as e
 from rigbook_schemas import values as v
 from rigbook_schemas.values import DriftKind
 
-from tests.unit.drift_story import GIB, QUICK, Watchman, foreign, process, runs, shows
+from tests.unit.drift_story import GIB, QUICK, TOLERANCE, Watchman, foreign, process, runs, shows
 from tests.unit.ledger_story import (
     bound,
     card,
@@ -28,7 +28,12 @@ from tests.unit.ledger_story import (
 
 A0, A1 = card("a", 0), card("a", 1)
 RUNNING = (joined(), raised(name="chat"), bound(), started())
-STOPPED = (*RUNNING, withdrawn(), evicted(reason=v.EvictionReason.WITHDRAWN, by="placer", grace_seconds=1.0), exited())
+STOPPED = (
+    *RUNNING,
+    withdrawn(),
+    evicted(reason=v.EvictionReason.WITHDRAWN, by="placer", grace_seconds=1.0),
+    exited(),
+)
 LOST = (*RUNNING, withdrawn(), evicted(reason=v.EvictionReason.WITHDRAWN, by="placer", grace_seconds=1.0))
 ENDED = (*RUNNING, exited(), released())
 SLICE = (joined(), raised(), bound(mode=v.Mode.MEMORY_SLICE, memory_bytes=24 * GIB), started())
@@ -56,7 +61,13 @@ def test_two_sightings_and_the_grace_make_a_drift() -> None:
     assert names(said) == ["DriftDetected"]
     drift = said[0]
     assert isinstance(drift, e.DriftDetected)
-    assert (drift.kind, drift.demand, drift.card, drift.sightings, drift.healing) == (DriftKind.LEFTOVER, "d", A0, 3, False)
+    assert (drift.kind, drift.demand, drift.card, drift.sightings, drift.healing) == (
+        DriftKind.LEFTOVER,
+        "d",
+        A0,
+        3,
+        False,
+    )
     assert "rigbook drift heal leftover --on" in drift.remedy
     assert w.state.drifts == {drift.drift: drift}
 
@@ -160,7 +171,9 @@ def test_two_good_observations_clear_it() -> None:
     assert w.state.drifts == {}
 
 
-@pytest.mark.parametrize("blind", [{"engine": "away"}, {"cards": (v.CardObservation(uuid=A0), shows(A1))}, {"cards": ()}])
+@pytest.mark.parametrize(
+    "blind", [{"engine": "away"}, {"cards": (v.CardObservation(uuid=A0), shows(A1))}, {"cards": ()}]
+)
 def test_what_cannot_be_seen_is_not_gone(blind: dict[str, object]) -> None:
     w = Watchman(*STOPPED)
     w.sees_for(3, **held(w))
@@ -173,7 +186,7 @@ def test_it_is_told_again_when_it_comes_back_after_the_clearing() -> None:
     w = Watchman(*STOPPED)
     w.sees_for(3, **held(w))
     first = next(iter(w.state.drifts.values()))
-    w.sees_for(2, cards=(shows(A0, used=40 * GIB), shows(A1)))
+    w.sees_for(2)
     w.sees_for(3, **held(w))
     assert w.kinds() == ["DriftDetected", "DriftCleared", "DriftDetected"]
     assert next(iter(w.state.drifts.values())).since != first.since, "another episode, with another event id"
@@ -188,6 +201,17 @@ def test_cleared_by_another_reaper_while_we_still_see_it_is_a_new_episode() -> N
     assert next(iter(w.state.drifts.values())).since != first.since
 
 
+def test_seen_gone_it_stays_open_until_it_is_released() -> None:
+    """Stopped, still bound, nothing seen: the views agree when `released` has come."""
+    w = Watchman(*LOST, tolerance=msgspec.structs.replace(TOLERANCE, stop_seconds=0.0))
+    w.passes(20)
+    w.sees_for(3, **held(w))
+    w.happens(evicted(grace_seconds=30.0))
+    assert w.sees_for(10) == []
+    w.happens(released())
+    assert names(w.sees_for(2)) == ["DriftCleared"]
+
+
 # -- healing --------------------------------------------------------------------------------------
 
 
@@ -200,7 +224,11 @@ def test_case_1_healed_stop_everything_then_released_then_cleared() -> None:
     order = said[0]
     assert isinstance(order, e.EvictionOrdered)
     assert (order.demand, order.epoch, order.nodes) == ("d", epoch_of(w.state, "d"), ("a",))
-    assert (order.reason, order.scope, order.by) == (v.EvictionReason.LEFTOVER, v.StopScope.EVERYTHING, "reaper")
+    assert (order.reason, order.scope, order.by) == (
+        v.EvictionReason.LEFTOVER,
+        v.StopScope.EVERYTHING,
+        "reaper",
+    )
     assert not order.requeue
     w.sees(**held(w))
     w.sees(cards=(shows(A0, used=GIB), shows(A1)))
@@ -287,7 +315,11 @@ def test_a_squatter_of_ours_is_ordered_to_stop() -> None:
     assert w.kinds() == ["DriftDetected", "EvictionOrdered"]
     order = w.said[-1]
     assert isinstance(order, e.EvictionOrdered)
-    assert (order.epoch, order.nodes, order.reason) == (epoch_of(w.state, "d"), ("a",), v.EvictionReason.SQUATTER)
+    assert (order.epoch, order.nodes, order.reason) == (
+        epoch_of(w.state, "d"),
+        ("a",),
+        v.EvictionReason.SQUATTER,
+    )
     w.sees_for(2)
     assert w.kinds()[-1] == "DriftCleared"
 
@@ -367,7 +399,9 @@ def test_what_is_wanted_and_missing_is_fenced_before_it_is_released() -> None:
 
 
 def test_a_service_that_went_missing_runs_again() -> None:
-    w = Watchman(joined(), raised(workload=v.Workload.SERVICE), bound(), started(), healing=[DriftKind.MISSING])
+    w = Watchman(
+        joined(), raised(workload=v.Workload.SERVICE), bound(), started(), healing=[DriftKind.MISSING]
+    )
     w.sees_for(30)
     assert w.state.demands["d"].phase is Phase.WAITING
 
@@ -423,7 +457,9 @@ def test_a_second_agent_under_the_same_name_is_not_judged() -> None:
 
 def test_a_gang_is_ordered_whole() -> None:
     gang = (joined("a"), joined("b"), raised(), bound("d", A0, card("b")), started(), started(node="b"))
-    w = Watchman(*gang, withdrawn(), evicted("d", "a", "b", grace_seconds=1.0), exited(), healing=[DriftKind.LEFTOVER])
+    w = Watchman(
+        *gang, withdrawn(), evicted("d", "a", "b", grace_seconds=1.0), exited(), healing=[DriftKind.LEFTOVER]
+    )
     w.sees_for(4, **held(w))
     order = w.said[-1]
     assert isinstance(order, e.EvictionOrdered)

@@ -93,11 +93,19 @@ def orders(said: Sequence[e.Payload]) -> list[e.Payload]:
 def test_never_orders_anything_for_what_is_alive_and_wanted_but_for_its_own_fault(world: Any) -> None:
     w = watchman(world[0])
     for shown in world[1]:
-        wanted = {b.epoch for b in w.state.bindings.values() if w.state.demands[b.demand].phase is not Phase.RELEASING}
+        wanted = {
+            b.epoch
+            for b in w.state.bindings.values()
+            if w.state.demands[b.demand].phase is not Phase.RELEASING
+        }
         alive = shown.component or shown.process is not None
         for order in orders(w.sees(after=shown.after, **shown.of(w))):
             if isinstance(order, e.EvictionOrdered) and order.epoch in wanted:
-                assert order.reason in {v.EvictionReason.OVERUSE, v.EvictionReason.WRONG_CARD, v.EvictionReason.MISSING}
+                assert order.reason in {
+                    v.EvictionReason.OVERUSE,
+                    v.EvictionReason.WRONG_CARD,
+                    v.EvictionReason.MISSING,
+                }
                 assert not (alive and order.reason is v.EvictionReason.MISSING)
             assert not (alive and isinstance(order, e.Released))
 
@@ -114,7 +122,9 @@ def test_never_acts_on_one_sighting(world: Any, times: int) -> None:
 
 
 @QUICKLY
-@given(st.sampled_from(sorted(BOOKS)), st.lists(st.sampled_from([1.0, 60.0, 2000.0]), max_size=12), st.booleans())
+@given(
+    st.sampled_from(sorted(BOOKS)), st.lists(st.sampled_from([1.0, 60.0, 2000.0]), max_size=12), st.booleans()
+)
 def test_never_acts_on_unknown(books: str, times: list[float], by_engine: bool) -> None:
     """While the engine is away, or no card can be read, absence is not concluded and nothing new is told."""
     w = watchman(books)

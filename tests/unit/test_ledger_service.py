@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import structlog
+from msgspec.structs import replace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -21,13 +22,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rigbook_bus.memory import MemoryBus
 from rigbook_bus.protocol import BusUnavailable, ConsumerSpec
 from rigbook_bus.telemetry import Telemetry
+from rigbook_ledger import evolve
 from rigbook_ledger.digest import digest
+from rigbook_ledger.evolve import fold
 from rigbook_ledger.service import FILE, Options, serve
-from rigbook_ledger.store import Store, StoreInUse
+from rigbook_ledger.store import Store, StoreInUse, StoreLost
 from rigbook_ledger.streams import agent_consumer
 from rigbook_schemas import events as e
 from rigbook_schemas import values as v
 from rigbook_schemas.subjects import HEARTBEAT_STREAM, LEDGER_STREAM
+from rigbook_schemas.wire import decode
 
 from tests.unit import ledger_story as s
 from tests.unit.running_ledger import World, ledger, world
@@ -35,6 +39,8 @@ from tests.unit.running_ledger import World, ledger, world
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from rigbook_ledger.state import State
 
 LIFE = (s.joined(), s.raised(), s.bound(), s.started(), s.exited(), s.released())
 
@@ -409,19 +415,15 @@ async def test_an_outage_of_the_bus_is_passed_over(tmp_path: Path) -> None:
 # -- the disk -----------------------------------------------------------------------------------
 
 
-async def test_a_full_disk_is_said_and_nothing_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
     # Method: SQLite's own page limit, which gives the error of a full disk.
     opened: list[Store] = []
-    original = Store.open.__func__  # type: ignore[attr-defined]
 
-    async def remember(cls: type[Store], path: Path) -> Store:
-        opened.append(await original(cls, path))
+    async def remember(path: Path) -> Store:
+        opened.append(await Store.open(path))
         return opened[-1]
 
-    monkeypatch.setattr(Store, "open", classmethod(remember))
-    async with world() as w, ledger(w, tmp_path):
+    async with world() as w, ledger(w, tmp_path, open_store=remember):
         await w.tell(*LIFE)
         await w.rows("events")
         await opened[0]._writer.execute_fetchall("PRAGMA max_page_count = 1")  # = as large as it is now
@@ -444,6 +446,56 @@ async def test_a_second_ledger_on_the_same_folder_ends_with_a_clear_error(tmp_pa
         with pytest.raises(StoreInUse, match="own data folder"):
             await serve(bus, Options(data=tmp_path), clock=w.clock, new_id=lambda: "")
         await bus.close()
+
+
+async def test_a_file_deleted_while_in_use_ends_the_ledger_with_a_clear_error(tmp_path: Path) -> None:
+    async with world() as w:
+
+        async def until_it_ends() -> None:
+            async with ledger(w, tmp_path) as service:
+                await w.tell(s.joined())
+                await w.rows("events")
+                (tmp_path / FILE).unlink()
+                await w.tell(s.raised())
+                await asyncio.wait({service}, timeout=5)
+
+        with pytest.raises(StoreLost, match="start the ledger again"):
+            await until_it_ends()
+        async with ledger(w, tmp_path):
+            assert await digest_of(w) == digest(w.state)
+
+
+async def test_a_bug_in_the_fold_leaves_nothing_half_folded_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Goal: an assertion stops the service, and the book stands before the event that broke it.
+    def broken(state: State, *_: object) -> None:
+        state.demands["d"] = replace(state.demands["d"], requeues=99)
+        raise AssertionError("a bug")
+
+    async with world() as w:
+
+        async def until_it_ends() -> None:
+            async with ledger(w, tmp_path) as service:
+                await w.tell(s.joined(), s.raised())
+                await w.rows("events")
+                monkeypatch.setitem(evolve._APPLY, e.QuotaSet, broken)
+                await w.client.append("rig.own.policy.quota", quota(), message_id="quota")
+                await asyncio.wait({service}, timeout=5)
+
+        with pytest.raises(AssertionError, match="a bug"):
+            await until_it_ends()
+        monkeypatch.undo()
+        w.state = fold(w.state, [decode(3, "rig.own.policy.quota", w.clock.now_ns(), quota())])
+        async with ledger(w, tmp_path):
+            assert await digest_of(w) == digest(w.state)
+
+
+def quota() -> bytes:
+    draft = s.Draft(
+        data=e.QuotaSet(project="p", memory_bytes=1), id="quota", source="t", time=s.rfc3339(s.START_NS)
+    )
+    return s.encode(draft)
 
 
 # -- speed --------------------------------------------------------------------------------------

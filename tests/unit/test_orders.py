@@ -28,8 +28,12 @@ def bound(seq: int, *nodes: str) -> Record:
     return Record(seq, "rig.own.bind.a", 0, f"id-{seq}", "bound", "placer", "", data)
 
 
-def evict(seq: int, epoch: int, *, scope: StopScope = StopScope.COMPONENTS, nodes: tuple[str, ...] = ("a",)) -> Record:
-    data = e.EvictionOrdered(demand=f"d-{epoch}", epoch=epoch, nodes=nodes, reason=EvictionReason.WITHDRAWN, scope=scope)
+def evict(
+    seq: int, epoch: int, *, scope: StopScope = StopScope.COMPONENTS, nodes: tuple[str, ...] = ("a",)
+) -> Record:
+    data = e.EvictionOrdered(
+        demand=f"d-{epoch}", epoch=epoch, nodes=nodes, reason=EvictionReason.WITHDRAWN, scope=scope
+    )
     return Record(seq, "rig.evict.a", 0, f"id-{seq}", "eviction.ordered", "placer", "", data)
 
 

@@ -58,13 +58,16 @@ class Fleet:
                 incarnation="1",
                 engines=("process",),
                 cards=tuple(
-                    CardInventory(uuid=f"GPU-{name}-{i}", index=i, model=model, memory_bytes=gib * GIB) for i in range(cards)
+                    CardInventory(uuid=f"GPU-{name}-{i}", index=i, model=model, memory_bytes=gib * GIB)
+                    for i in range(cards)
                 ),
                 **more,  # type: ignore[arg-type]
             ),
         )
 
-    def demand(self, name: str, *, gib: float = 8, project: str = "nlp", priority: int = 50, **request: object) -> e.DemandRaised:
+    def demand(
+        self, name: str, *, gib: float = 8, project: str = "nlp", priority: int = 50, **request: object
+    ) -> e.DemandRaised:
         limit = request.pop("max_run_seconds", None)
         spec = e.DemandRaised(
             demand=name,
@@ -78,7 +81,9 @@ class Fleet:
         self.tell(s.demand(project), spec)
         return spec
 
-    def bind(self, name: str, *, seen: dict[str, Seen] | None = None, policy: str = "pack", **request: object) -> tuple[str, ...]:
+    def bind(
+        self, name: str, *, seen: dict[str, Seen] | None = None, policy: str = "pack", **request: object
+    ) -> tuple[str, ...]:
         """Raise and place; the cards, or () when it must wait."""
         spec = self.demand(name, **request)  # type: ignore[arg-type]
         bound = place(self.state, spec, seen or {}, policy)
@@ -126,7 +131,9 @@ def test_memory_slices_share_a_card_up_to_its_memory(fleet: Fleet) -> None:
     fleet.tell(
         s.node("a"),
         e.NodeJoined(
-            node="a", incarnation="1", engines=("process",),
+            node="a",
+            incarnation="1",
+            engines=("process",),
             cards=(CardInventory(uuid="GPU-0", index=0, model="A40", memory_bytes=46068 * 1024**2),),
         ),
     )
@@ -200,7 +207,10 @@ def test_labels_model_node_and_engine_filter(fleet: Fleet) -> None:
     fleet.demand("elsewhere", node="zzz")
     assert fleet.codes("elsewhere") == [ReasonCode.NODE_MISMATCH]
     spec = e.DemandRaised(
-        demand="boxed", project="nlp", owner=Owner(name="ann"), resources=Request(memory_bytes=GIB),
+        demand="boxed",
+        project="nlp",
+        owner=Owner(name="ann"),
+        resources=Request(memory_bytes=GIB),
         components=(Component(image="vllm"),),
     )
     assert place(fleet.state, spec, {}) is None
@@ -255,7 +265,10 @@ def test_an_unknown_sample_is_not_an_empty_card(fleet: Fleet) -> None:
 @pytest.mark.parametrize("memory", [8192, 24, 0, -1, 2**60, 16 * 1024**2 - 1])
 def test_a_number_that_cannot_be_bytes_is_refused(fleet: Fleet, memory: int) -> None:
     spec = e.DemandRaised(
-        demand="unit", project="nlp", owner=Owner(name="ann"), resources=Request(memory_bytes=memory),
+        demand="unit",
+        project="nlp",
+        owner=Owner(name="ann"),
+        resources=Request(memory_bytes=memory),
         components=(Component(command=("true",)),),
     )
     answer = plan(fleet.state, spec, {})
@@ -308,7 +321,9 @@ def test_a_binding_of_something_already_withdrawn_is_stopped(fleet: Fleet) -> No
     fleet.tell(s.bind(("a",)), bound)
     assert fleet.state.demands["one"].phase is Phase.RELEASING
     assert audit(fleet.state) == []
-    assert [o.reason for o in stops_due(fleet.state, list(fleet.state.bindings), NOW)] == [EvictionReason.WITHDRAWN]
+    assert [o.reason for o in stops_due(fleet.state, list(fleet.state.bindings), NOW)] == [
+        EvictionReason.WITHDRAWN
+    ]
 
 
 def test_the_maximum_run_time_ends_it(fleet: Fleet) -> None:
@@ -325,7 +340,9 @@ def test_the_rest_of_a_broken_gang_is_stopped() -> None:
     fleet.node("b", 1)
     fleet.bind("gang", nodes=2)
     (epoch,) = fleet.state.bindings
-    fleet.tell(s.run("a"), e.Exited(demand="gang", epoch=epoch, node="a", verdict=VerdictClass.APPLICATION_EXIT))
+    fleet.tell(
+        s.run("a"), e.Exited(demand="gang", epoch=epoch, node="a", verdict=VerdictClass.APPLICATION_EXIT)
+    )
     (order,) = stops_due(fleet.state, [epoch], NOW)
     assert (order.reason, order.nodes) == (EvictionReason.FENCED, ("a", "b"))
 
@@ -381,6 +398,9 @@ def test_whatever_is_asked_the_books_stay_right(asks: list[dict[str, object]], e
         if number in ends and cards:
             binding = fleet.state.bindings[fleet.state.demands[f"d-{number}"].epoch]
             for share in binding.shares:
-                fleet.tell(s.release(share.node), e.Released(demand=binding.demand, epoch=binding.epoch, node=share.node))
+                fleet.tell(
+                    s.release(share.node),
+                    e.Released(demand=binding.demand, epoch=binding.epoch, node=share.node),
+                )
         assert audit(fleet.state) == []
         assert fleet.state.findings == []

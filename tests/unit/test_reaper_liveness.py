@@ -11,7 +11,9 @@ BEGAN = 500.0
 
 def nodes(*names: str, **unreachable_ns: int) -> dict[str, Node]:
     return {
-        name: Node(name=name, incarnation="i", boot_id="b", joined_seq=1, unreachable_ns=unreachable_ns.get(name, 0))
+        name: Node(
+            name=name, incarnation="i", boot_id="b", joined_seq=1, unreachable_ns=unreachable_ns.get(name, 0)
+        )
         for name in names
     }
 
@@ -72,7 +74,9 @@ def test_a_node_on_the_books_as_unreachable_is_not_told_again() -> None:
 
 def test_case_9_the_first_heartbeat_after_it_recovers() -> None:
     fleet = nodes("a", "b", a=900 * 10**9)
-    assert look(fleet, heard(a=899, b=1000), 1000) == Liveness(), "that one was on its way when it was written down"
+    assert look(fleet, heard(a=899, b=1000), 1000) == Liveness(), (
+        "that one was on its way when it was written down"
+    )
     found = look(fleet, heard(a=1000, b=1000), 1000)
     assert [(b.node, b.silent_seconds) for b in found.back] == [("a", 100.0)]
 

@@ -14,7 +14,14 @@ from rigbook_schemas.values import Engine, EvictionReason, VerdictClass
 def ended(**more: Any) -> Running:
     values: dict[str, Any] = {"exit_code": 0, "ended": "2026-11-30T02:00:00Z", **more}
     return Running(
-        cluster="c", node="a", demand="d", epoch=1, component="main", engine=Engine.PROCESS, ref="pid:1@2", running=False,
+        cluster="c",
+        node="a",
+        demand="d",
+        epoch=1,
+        component="main",
+        engine=Engine.PROCESS,
+        ref="pid:1@2",
+        running=False,
         **values,
     )
 
@@ -53,5 +60,7 @@ def test_verdict(
 
 
 def test_the_sentence_names_component_and_code() -> None:
-    assert "component main ended by itself with exit code 3" in verdict([ended(exit_code=3)], stop=None).sentence
+    assert (
+        "component main ended by itself with exit code 3" in verdict([ended(exit_code=3)], stop=None).sentence
+    )
     assert "SIGSEGV" in verdict([ended(exit_code=None, signal=11)], stop=None).sentence

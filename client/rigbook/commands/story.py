@@ -47,6 +47,7 @@ def show_demand(
 
 async def story_of(client: Client, row: DemandRow) -> dict[str, Any]:
     """What `show --json` tells: the row, observations, drifts, events."""
+    position = (await client.ask("demand", Question(id=row.demand))).answer.position
     nodes: list[NodeRow] = [node for node in await client.rows("nodes") if node.name in row.nodes]
     cards: list[CardRow] = [
         card for card in await client.rows("cards") if card.uuid in row.cards or _runs_on(card, row.demand)
@@ -60,7 +61,7 @@ async def story_of(client: Client, row: DemandRow) -> dict[str, Any]:
         "demand": row,
         "observed": observed_of(row, nodes, cards),
         "drifts": drifts,
-        "events": await events_of(client, row.demand),
+        "events": await events_of(client, row.demand, position_min=position),
     }
 
 

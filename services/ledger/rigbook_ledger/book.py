@@ -62,6 +62,7 @@ class Book:
         self._room = asyncio.Event()
         self._room.set()
         self._closing = False
+        self._broken = False
         self._waiters: list[tuple[int, bool, asyncio.Future[None]]] = []
         self._audited: set[tuple[str, str]] = set()
         self._keeper = asyncio.create_task(self._keep(), name="ledger book")
@@ -74,6 +75,9 @@ class Book:
             self.state = self._gathered.take(self.state, messages, transitions)
         except Gap as error:
             raise LogDiscontinued(str(error)) from error
+        except BaseException:
+            self._broken = True  # an event is half folded: nothing of this state may reach the disk
+            raise
         finally:
             if self._gathered.count >= WAITING_EVENTS_MAX:
                 self._room.clear()
@@ -91,6 +95,8 @@ class Book:
             if (finding.code, finding.text) in self._audited or len(self._audited) > WAITING_EVENTS_MAX:
                 return
             self._audited.add((finding.code, finding.text))
+        if len(self._gathered.findings) >= WAITING_EVENTS_MAX:
+            return  # the disk has been in trouble for long
         self._gathered.note_finding(stream, finding, at_ns)
         self._wanted.set()
 
@@ -152,6 +158,8 @@ class Book:
         await self._write()
 
     async def _write(self) -> None:
+        if self._broken:
+            return
         entries, self._gathered = self._gathered, Entries()
         self._room.set()
         mark = self.mark()

@@ -152,11 +152,10 @@ class Bookkeeper:
 
     async def _read(self, tail: Tail) -> None:
         """Until the tail is of no use any more. Raises LogDiscontinued, BusError."""
-        wait: float | None = None
         while True:
             self._see_caught_up()
             try:
-                messages = await tail.batch(max_messages=BATCH_MAX, wait_seconds=wait)
+                messages = await tail.batch(max_messages=BATCH_MAX, wait_seconds=None)
             except BusUnavailable as error:
                 await self._check()  # says what is wrong, if it still is
                 _log.warning("the log is read anew", why=str(error))
@@ -173,12 +172,12 @@ class Bookkeeper:
         began = self._clock.monotonic()
         live = self.caught_up
         transitions: list[Transition] | None = [] if live else None
-        state = self._book.state
         try:
             self._book.fold(messages, transitions)
-        finally:
-            self._after(live, transitions or (), len(messages), began)
-        assert self._book.state is state, "evolve changes the state in place"
+        except LogDiscontinued:
+            self._after(live, transitions or (), len(messages), began)  # what came before the gap
+            raise
+        self._after(live, transitions or (), len(messages), began)
 
     def _after(self, live: bool, transitions: Sequence[Transition], count: int, began: float) -> None:  # noqa: FBT001
         state = self._book.state

@@ -201,6 +201,8 @@ class _Rows:
         elif self._all_known(share):
             sighting, due = self._missing(binding, share, demand, mine)
             self._see(sighting, due=fresh and due)
+            if stopped and not (fresh and due):  # seen gone, and `released` is still to come
+                self.pending.add(drift_key(DriftKind.LEFTOVER, self.node, binding.epoch))
 
     def _mine(self, binding: Binding) -> say.Parts:
         seen, labels = self.seen, ((binding.epoch, binding.demand), (binding.epoch, ""))

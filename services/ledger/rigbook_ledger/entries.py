@@ -20,7 +20,7 @@ from rigbook_schemas.subjects import LEDGER_STREAM
 from rigbook_schemas.wire import Unknown, decode
 
 from rigbook_ledger.evolve import evolve
-from rigbook_ledger.state import Binding, Demand, Phase
+from rigbook_ledger.state import ENDED_MAX, Binding, Demand, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,6 +120,7 @@ class Entries:
 
         With `transitions`, every change of a demand's phase is appended to it.
         """
+        assert len(messages) < ENDED_MAX, "a demand that ends must still be remembered when its row is made"
         if self.base is None:
             self.base = state.position
         touched = state.touched
@@ -127,6 +128,7 @@ class Entries:
             if m.seq <= state.position:
                 continue
             if m.seq != state.position + 1:
+                self._note_demands(state)
                 raise Gap(f"event {m.seq} came after {state.position}: the events between are lost")
             record = decode(m.seq, m.subject, m.received_ns, m.body)
             data = record.data
@@ -146,7 +148,11 @@ class Entries:
             if transitions is not None and did:
                 _transition(transitions, record, before, state.demands.get(did))
             self._note_event(m, record)
-        for did in touched.demands:
+        self._note_demands(state)
+        return state
+
+    def _note_demands(self, state: State) -> None:
+        for did in state.touched.demands:
             demand = state.demands.get(did)
             if demand is not None:
                 spec = demand.spec
@@ -158,7 +164,6 @@ class Entries:
                     demand.phase.value,
                     _encode(demand),
                 )
-        return state
 
     def note_finding(self, stream: str, finding: Finding, at_ns: int) -> None:
         self.findings.append(

@@ -8,14 +8,13 @@ What the world can do is a finding. What only a bug of ours could do is asserted
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from rigbook_schemas import events as e
 from rigbook_schemas.wire import TYPE_PREFIX, Malformed, Record, Unknown, instant, rfc3339
 
 from rigbook_ledger import fleet, ownership
-from rigbook_ledger.state import FINDINGS_MAX, State
+from rigbook_ledger.state import CHAIN_RUN, FINDINGS_MAX, State
 from rigbook_ledger.steps import find
 
 if TYPE_CHECKING:
@@ -43,18 +42,38 @@ def evolve(state: State, record: Record) -> State:
     if seq <= state.position:
         return state
     data = record.data
-    apply = _APPLY.get(type(data))
+    apply = _APPLY[type(data)]
     if apply is not None:
-        _check_time(state, record)
+        time = record.time
+        if time[:13] != _hour_text(record.received_ns // _HOUR_NS) or time[-1] != "Z":
+            _check_time(state, record)
         apply(state, record, data)
-    elif isinstance(data, Unknown):
+    else:
+        _find_no_event(state, record, data)
+    unchained = state.unchained
+    if seq != state.position + 1:
+        unchained.append(seq)
+    unchained.append(record.id)
+    if len(unchained) >= CHAIN_RUN:
+        state.link()
+    state.position = seq
+    state.event_id = record.id
+    state.received_ns = record.received_ns
+    if record.subject.startswith("rig.own."):
+        state.own_position = seq
+    return state
+
+
+def _find_no_event(state: State, record: Record, data: object) -> None:
+    """What stands on the log and is no event of the ledger, as far as this version can tell."""
+    if isinstance(data, Unknown):
         state.unknown_count += 1
         if (
             record.subject.startswith(_DECIDING)
             and data.type.startswith(TYPE_PREFIX)
             and len(state.unknown_open) < FINDINGS_MAX
         ):
-            state.unknown_open[seq] = data.type[:200]
+            state.unknown_open[record.seq] = data.type[:200]
         find(
             state,
             record,
@@ -65,19 +84,10 @@ def evolve(state: State, record: Record) -> State:
         find(state, record, data.code, data.text)
     else:
         find(state, record, "wrong_stream", f"{record.kind} does not belong on the ledger stream")
-    state.position = seq
-    state.event_id = record.id
-    state.received_ns = record.received_ns
-    state.chain = blake2b(b"%b%d %b" % (state.chain, seq, record.id.encode()), digest_size=16).digest()
-    if record.subject.startswith("rig.own."):
-        state.own_position = seq
-    return state
 
 
 def _check_time(state: State, record: Record) -> None:
-    hour = _hour_text(record.received_ns // _HOUR_NS)
-    if record.time[:13] == hour and record.time[-1] == "Z":
-        return
+    """Called for a time that is not plainly of the hour in which the server received the event."""
     told = instant(record.time)
     if told is None:
         find(
@@ -107,31 +117,42 @@ def _hour_text(hour: int) -> str:
     return _hour_cache[0][1]
 
 
-_APPLY: Final[dict[type, Callable[..., None]]] = {
-    e.DemandRaised: ownership.raised,
-    e.DemandWithdrawn: ownership.withdrawn,
-    e.Bound: ownership.bound,
-    e.Deferred: ownership.deferred,
-    e.Refused: ownership.refused,
-    e.EvictionOrdered: ownership.eviction_ordered,
-    e.Started: ownership.started,
-    e.Ready: ownership.ready,
-    e.Unready: ownership.unready,
-    e.Exited: ownership.exited,
-    e.Released: ownership.released,
-    e.NodeJoined: fleet.joined,
-    e.NodeChanged: fleet.joined,
-    e.NodeUnreachable: fleet.unreachable,
-    e.NodeRecovered: fleet.recovered,
-    e.DriftDetected: fleet.drift_detected,
-    e.DriftCleared: fleet.drift_cleared,
-    e.QuotaSet: fleet.quota_set,
-    e.ModeSet: fleet.mode_set,
-    e.NodeCordoned: fleet.cordoned,
-    e.NodeUncordoned: fleet.uncordoned,
-    e.GpuQuarantined: fleet.quarantined,
-    e.GpuRestored: fleet.restored,
-    e.PriorityCapped: fleet.capped,
-    e.HealingSet: fleet.healing_set,
-    e.UnknownAccepted: fleet.unknown_accepted,
-}
+class _Apply(dict[type, "Callable[..., None] | None"]):
+    """By type of the payload; a subclass is folded as what it is a kind of, anything else as nothing."""
+
+    def __missing__(self, kind: type) -> Callable[..., None] | None:
+        found = next((self[base] for base in kind.__mro__[1:] if base in self), None)
+        self[kind] = found
+        return found
+
+
+_APPLY: Final = _Apply(
+    {
+        e.DemandRaised: ownership.raised,
+        e.DemandWithdrawn: ownership.withdrawn,
+        e.Bound: ownership.bound,
+        e.Deferred: ownership.deferred,
+        e.Refused: ownership.refused,
+        e.EvictionOrdered: ownership.eviction_ordered,
+        e.Started: ownership.started,
+        e.Ready: ownership.ready,
+        e.Unready: ownership.unready,
+        e.Exited: ownership.exited,
+        e.Released: ownership.released,
+        e.NodeJoined: fleet.joined,
+        e.NodeChanged: fleet.joined,
+        e.NodeUnreachable: fleet.unreachable,
+        e.NodeRecovered: fleet.recovered,
+        e.DriftDetected: fleet.drift_detected,
+        e.DriftCleared: fleet.drift_cleared,
+        e.QuotaSet: fleet.quota_set,
+        e.ModeSet: fleet.mode_set,
+        e.NodeCordoned: fleet.cordoned,
+        e.NodeUncordoned: fleet.uncordoned,
+        e.GpuQuarantined: fleet.quarantined,
+        e.GpuRestored: fleet.restored,
+        e.PriorityCapped: fleet.capped,
+        e.HealingSet: fleet.healing_set,
+        e.UnknownAccepted: fleet.unknown_accepted,
+    }
+)

@@ -7,6 +7,7 @@ is `LogDiscontinued`: whoever follows must stop deciding (safe mode).
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,7 @@ from rigbook_ledger.identity import fold_identity
 from rigbook_ledger.state import State, restore, snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from rigbook_bus.protocol import Bus, Message, Tail
@@ -127,8 +128,7 @@ class Follower:
         self._held: Sequence[Message] = ()  # read, and not folded yet
         self.state = State()
         # weakly: a service makes a new follower after each trouble, and the old one's state must go
-        told = weakref.WeakMethod(self._on_link)
-        bus.on_link(lambda link, why: _pass_on(told, link, why))
+        bus.on_link(functools.partial(_note_link, weakref.ref(self)))
 
     @property
     def caught_up(self) -> bool:
@@ -166,10 +166,9 @@ class Follower:
         held, self._held = self._held, ()
         return self.take(held)
 
-    def _on_link(self, link: Link, why: str) -> None:
-        del why
-        # The server may have come back with a shorter log that grew again: look before folding on.
-        self._reconnected |= link is Link.CONNECTED
+    def note_reconnected(self) -> None:
+        """The server may have come back with a shorter log that grew again: look before folding on."""
+        self._reconnected = True
 
     def take(self, messages: Sequence[Message]) -> list[Record]:
         """Fold messages already read. Raises LogDiscontinued before a gap."""
@@ -199,7 +198,8 @@ class Follower:
             self._tail = None
 
 
-def _pass_on(told: weakref.WeakMethod[Callable[[Link, str], None]], link: Link, why: str) -> None:
-    method = told()
-    if method is not None:
-        method(link, why)
+def _note_link(follower: weakref.ref[Follower], link: Link, why: str) -> None:
+    del why
+    there = follower()
+    if there is not None and link is Link.CONNECTED:
+        there.note_reconnected()

@@ -10,6 +10,7 @@ Memory is bounded by what lives, not by what happened: ended demands are kept up
 from __future__ import annotations
 
 import enum
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -47,6 +48,8 @@ __all__ = [
 ENDED_MAX: Final = 10_000
 # How many findings the fold remembers; `finding_count` counts all, the store keeps all.
 FINDINGS_MAX: Final = 1_000
+# The chain is hashed in runs of this many events: one hash per run instead of one per event.
+CHAIN_RUN: Final = 256
 
 
 class Phase(enum.StrEnum):
@@ -74,8 +77,8 @@ _TERMINAL = frozenset({Phase.ENDED, Phase.REFUSED, Phase.WITHDRAWN})
 _HOLDING = frozenset({Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.RELEASING})
 
 
-class Folded(msgspec.Struct, metaclass=FrozenType, omit_defaults=True):
-    """Root of the values in the state."""
+class Folded(msgspec.Struct, metaclass=FrozenType, omit_defaults=True, gc=False):
+    """Root of the values in the state. Frozen values hold no cycles: the collector need not walk them."""
 
 
 class Demand(Folded):
@@ -235,7 +238,7 @@ class State:
     __slots__ = (
         "bindings",
         "cards",
-        "chain",
+        "chained",
         "demands",
         "drifts",
         "ended",
@@ -249,6 +252,7 @@ class State:
         "projects",
         "received_ns",
         "touched",
+        "unchained",
         "unknown_count",
         "unknown_open",
         "waiting",
@@ -259,7 +263,9 @@ class State:
         self.own_position = 0  # the same for `rig.own.>`: what an ownership append expects
         self.event_id = ""  # of the event at `position`
         self.received_ns = 0
-        self.chain = b""  # running hash over (position, event id)
+        self.chained = b""  # running hash over whole runs of `CHAIN_RUN` entries
+        # Entries since then: an event's id, before it its sequence when it is not the one after the last.
+        self.unchained: list[str | int] = []
         self.nodes: dict[str, Node] = {}
         self.cards: dict[str, Card] = {}
         self.demands: dict[str, Demand] = {}
@@ -275,6 +281,16 @@ class State:
         # Those of them that may bear on ownership and that no operator has accepted: deciders pause.
         self.unknown_open: dict[int, str] = {}
         self.touched = Touched()
+
+    @property
+    def chain(self) -> bytes:
+        """A running hash over (position, event id): tells two logs apart. 16 bytes; empty before the first event."""
+        return _hash(self.chained, self.unchained) if self.unchained else self.chained
+
+    def link(self) -> None:
+        """Hash the entries not hashed yet into the chain. Only at the end of a run, or two folds would differ."""
+        self.chained = _hash(self.chained, self.unchained)
+        self.unchained.clear()
 
     def fork(self) -> State:
         """An independent state with the same content."""
@@ -313,12 +329,17 @@ class State:
         return found
 
 
+def _hash(before: bytes, entries: list[str | int]) -> bytes:
+    return blake2b(before + msgspec.msgpack.encode(entries), digest_size=16).digest()
+
+
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     own_position: int
     event_id: str
     received_ns: int
-    chain: bytes
+    chained: bytes
+    unchained: list[str | int]
     nodes: list[Node]
     cards: list[Card]
     demands: list[Demand]
@@ -345,7 +366,8 @@ def snapshot(state: State) -> bytes:
             own_position=state.own_position,
             event_id=state.event_id,
             received_ns=state.received_ns,
-            chain=state.chain,
+            chained=state.chained,
+            unchained=state.unchained,
             nodes=list(state.nodes.values()),
             cards=list(state.cards.values()),
             demands=list(state.demands.values()),
@@ -368,7 +390,8 @@ def restore(data: bytes) -> State:
     saved = _snapshots.decode(data)
     state = State()
     state.position, state.own_position = saved.position, saved.own_position
-    state.event_id, state.received_ns, state.chain = saved.event_id, saved.received_ns, saved.chain
+    state.event_id, state.received_ns = saved.event_id, saved.received_ns
+    state.chained, state.unchained = saved.chained, saved.unchained
     state.nodes = {node.name: node for node in saved.nodes}
     state.cards = {card.uuid: card for card in saved.cards}
     state.demands = {demand.spec.demand: demand for demand in saved.demands}

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rigbook_ledger.state import Card, Node
-from rigbook_schemas.values import MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, Engine, Horizon, Mode, Reason, ReasonCode, Request
+from rigbook_schemas.values import (
+    MEMORY_BYTES_MAX,
+    MEMORY_BYTES_MIN,
+    Engine,
+    Horizon,
+    Mode,
+    Reason,
+    ReasonCode,
+    Request,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -292,13 +292,14 @@ class Reaper:
             if self._follower.state.position != position:
                 continue
             for act in verdict.acts:
-                await self._append(act)
+                new = await self._append(act)
                 appended(self._watches, act, now)
-                self._tell(act)
+                if new:
+                    self._tell(act)
             await self._read_to_end()
 
-    async def _append(self, act: Act) -> None:
-        """Raises BusError; what then stands on the log is unknown until it was read."""
+    async def _append(self, act: Act) -> bool:
+        """False when it stood there already. Raises BusError: what then stands there is unknown until read."""
         kind = BY_PAYLOAD[type(act.data)].name
         outcome = "stored"
         attributes: dict[str, str | int] = {"node": act.node}
@@ -317,6 +318,7 @@ class Reaper:
                 )
                 done = await self._bus.append(act.subject, encode(draft), message_id=draft.id)
                 outcome = "duplicate" if done.duplicate else "stored"
+                return not done.duplicate
         except BusError as error:
             outcome = error.code
             self._log.warning(

@@ -182,7 +182,11 @@ class ProcessEngine:
         process = self._processes.get(_key(running))
         if process is None:
             return
-        if left := self._found(process, self._scan(process.key)):
+        # On v1 the cgroup holds all from the first instruction; one that left it by force is found later, as
+        # a stray. On v2 something may have been forked before the program was moved into it.
+        whole = process.intent.cgroups and self._cgroups is not None and self._cgroups.kind == "v1"
+        tagged = () if whole else self._scan(process.key)
+        if left := self._found(process, tagged):
             raise EngineError(
                 f"{running.component} of epoch {running.epoch} still has processes: {sorted(left)}"
             )
@@ -204,6 +208,8 @@ class ProcessEngine:
         key = _key(running)
         path = self._folder(*key) / "output.log"
         lines, position = output.tail(path, lines_max)
+        if follow and lines and not lines[-1].endswith(b"\n"):
+            position -= len(lines.pop())  # it is being written: told when it is whole
         for line in lines:
             yield line
         if follow:
@@ -222,6 +228,7 @@ class ProcessEngine:
             self._tender = None
         if self._moves:
             await asyncio.wait(self._moves)
+        _purge(self._too_many())
         for process in self._processes.values():
             self._unwatch(process)
             if process.child is not None and process.child.returncode is None:
@@ -349,6 +356,8 @@ class ProcessEngine:
         """Keep outputs bounded, and look after processes that have no handle."""
         while True:
             await asyncio.sleep(TEND_SECONDS)
+            if excess := self._too_many():
+                await asyncio.to_thread(_purge, excess)
             for process in list(self._processes.values()):
                 if process.end is None and process.pidfd is None and not process.main_runs:
                     self._readable(process)
@@ -433,23 +442,32 @@ class ProcessEngine:
             _log.error("record_not_written", epoch=process.key[0], component=process.key[1], why=str(error))
 
     def _retire(self, folder: Path) -> None:
-        """Keep the output for a while; then the folder goes, except for files the program left."""
+        """Keep the output for a while (see `_purge`)."""
         self._removed.pop(folder, None)
         self._removed[folder] = None
-        while len(self._removed) > self._removed_kept_max:
-            oldest = next(iter(self._removed))
-            del self._removed[oldest]
-            for name in ("record", "output.log", "output.log.1"):
-                (oldest / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                (oldest / "files").rmdir()
-                oldest.rmdir()
+
+    def _too_many(self) -> list[Path]:
+        """Take the oldest removed components beyond the limit off the list."""
+        excess = list(self._removed)[: max(0, len(self._removed) - self._removed_kept_max)]
+        for folder in excess:
+            del self._removed[folder]
+        return excess
 
     def _folder(self, epoch: int, component: str) -> Path:
         return self._directory / f"{epoch}-{component}"
 
     def _now(self) -> str:
         return rfc3339(self._now_ns())
+
+
+def _purge(folders: Sequence[Path]) -> None:
+    """Remove what we wrote; files the program left stay, and so does their folder."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for name in ("record", "output.log", "output.log.1"):
+                (folder / name).unlink(missing_ok=True)
+            (folder / "files").rmdir()
+            folder.rmdir()
 
 
 def _key(running: Running) -> tuple[int, str]:

@@ -121,18 +121,20 @@ class ProcessTable:
     """Finds the processes of one cluster and node by their environment, wherever they moved themselves.
 
     A scan lists /proc and reads only processes that are new since the last one; about 0.2 ms for 100
-    processes. The verdict on a pid is kept while that pid stays listed; ours are checked again each time.
+    processes. That a pid is foreign is kept while it stays listed; ours are looked at each time.
     """
 
     def __init__(self, cluster: str, node: str) -> None:
         self._wanted = {CLUSTER.encode(): cluster.encode(), NODE.encode(): node.encode()}
         self._mark = f"{NODE}={node}\0".encode()
-        self._verdicts: dict[int, Tagged | None] = {}
+        self._ours: dict[str, Tagged] = {}  # by the name in /proc, as `_foreign`
+        self._foreign: set[str] = set()
         self._scans = 0
 
     def learn(self, process: Tagged) -> None:
         """One that we started ourselves: no need to read its environment."""
-        self._verdicts[process.pid] = process
+        self._foreign.discard(str(process.pid))
+        self._ours[str(process.pid)] = process
 
     def scan(self, only: tuple[int, str] | None = None) -> list[Tagged]:
         """All living processes of ours, ourselves not among them; or `only` those of (epoch, component).
@@ -140,35 +142,42 @@ class ProcessTable:
         The others are then not looked at: the kernel lets a look wait for a program that is being started.
         """
         self._scans += 1
-        before = self._verdicts if self._scans % SCANS_BETWEEN_FULL else {}
-        after: dict[int, Tagged | None] = {}
+        if not self._scans % SCANS_BETWEEN_FULL:
+            self._foreign.clear()
+        names = set(os.listdir("/proc"))
+        self._foreign &= names
+        for gone in self._ours.keys() - names:
+            del self._ours[gone]
         found: list[Tagged] = []
-        for name in os.listdir("/proc"):
-            if not name.isdigit():
-                continue
-            pid = int(name)
-            if pid in before and before[pid] is None:
-                after[pid] = None
-                continue
-            known = before.get(pid)
+        for name in names - self._foreign:
+            known = self._ours.get(name)
             if known is not None and only is not None and only != (known.epoch, known.component):
-                after[pid] = known
                 continue
-            if known is not None:
-                now = stat_of(pid)
-                if now is None or not now.alive:
-                    continue
-                if now.start_ticks == known.stat.start_ticks:
-                    after[pid] = known._replace(stat=now)
-                    found.append(known._replace(stat=now))
-                    continue
-            judged, final = self._judge(pid)
-            if judged is not None and only in {None, (judged.epoch, judged.component)}:
-                found.append(judged)
-            if final:
-                after[pid] = judged
-        self._verdicts = after
+            now = self._looked_at(name, known)
+            if now is not None and only in {None, (now.epoch, now.component)}:
+                found.append(now)
         return found
+
+    def _looked_at(self, name: str, known: Tagged | None) -> Tagged | None:
+        """The living process of ours with this number; remembers the answer."""
+        if not name.isdigit():
+            self._foreign.add(name)  # `meminfo` and the like
+            return None
+        pid = int(name)
+        if known is not None:
+            stat = stat_of(pid)
+            if stat is not None and not stat.alive:
+                return None  # a zombie; the name goes when it is reaped
+            if stat is not None and stat.start_ticks == known.stat.start_ticks:
+                now = self._ours[name] = known._replace(stat=stat)
+                return now
+            del self._ours[name]
+        judged, final = self._judge(pid)
+        if judged is not None:
+            self._ours[name] = judged
+        elif final:
+            self._foreign.add(name)
+        return judged
 
     def _judge(self, pid: int) -> tuple[Tagged | None, bool]:
         """(ours or not, may the answer be kept)."""
