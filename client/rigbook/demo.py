@@ -46,6 +46,7 @@ FILES: Final = ("chat.yaml", "train.yaml", "embed.yaml", "next.yaml")
 START_SECONDS_MAX: Final = 60.0
 STEP_SECONDS_MAX: Final = 45.0
 STOP_SECONDS_MAX: Final = 30.0
+RELEASE_SECONDS_MAX: Final = 6.0  # a leftover that nobody heals would keep the end waiting
 LOOK_SECONDS: Final = 0.25
 # Heartbeats twice as often as usual: half the waiting, nothing else differs.
 HEARTBEAT_SECONDS: Final = 0.5
@@ -317,7 +318,7 @@ class Demo:
         if up.returncode is None:
             if context is not None:
                 with contextlib.suppress(RigbookFailure, TimeoutError):
-                    async with asyncio.timeout(STOP_SECONDS_MAX / 2):
+                    async with asyncio.timeout(RELEASE_SECONDS_MAX):
                         await _withdraw_all(context.url)
             with contextlib.suppress(ProcessLookupError):
                 up.send_signal(signal.SIGINT)

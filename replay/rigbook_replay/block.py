@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 
     from rigbook_schemas.catalogue import Kind
 
-__all__ = ["CONTRADICTIONS", "MESSAGES_MAX", "RAW_BYTES_MAX", "messages_of", "pack_block", "records_of", "unpack_block"]
+__all__ = [
+    "CONTRADICTIONS",
+    "MESSAGES_MAX",
+    "RAW_BYTES_MAX",
+    "messages_of",
+    "pack_block",
+    "records_of",
+    "unpack_block",
+]
 
 MESSAGES_MAX: Final = 2000
 RAW_BYTES_MAX: Final = 1024**2

@@ -57,6 +57,7 @@ class Contents:
     EVENTS: Final = 2  # a block of the ledger stream
     HEARTBEATS: Final = 3  # a block of the heartbeat stream, kept as evidence
     INDEX: Final = 4  # where the frames begin; the last frame of a finished journal
+    SNAPSHOT: Final = 5  # of the fold: never in a journal, only in the cache beside it
 
 
 class Damaged(Exception):
@@ -126,20 +127,26 @@ def unpack_head(data: bytes, offset: int) -> Frame:
         raise Damaged(f"the head of the frame at byte {offset} has a wrong checksum")
     frame = Frame(offset, *fields[1:3], *fields[4:])
     if frame.body_bytes > BODY_BYTES_MAX or frame.raw_bytes > BODY_BYTES_MAX:
-        raise Damaged(f"the frame at byte {offset} claims {frame.body_bytes} bytes, more than any of ours has")
+        raise Damaged(
+            f"the frame at byte {offset} claims {frame.body_bytes} bytes, more than any of ours has"
+        )
     return frame
 
 
 def unpack_body(frame: Frame, stored: bytes) -> bytes:
     """The body as it was given to `pack`. Raises Damaged."""
     if len(stored) < frame.body_bytes:
-        raise Damaged(f"the file ends within frame {frame.number}, at byte {frame.offset + HEAD_BYTES + len(stored)}")
+        raise Damaged(
+            f"the file ends within frame {frame.number}, at byte {frame.offset + HEAD_BYTES + len(stored)}"
+        )
     if zlib.crc32(stored) != frame.body_crc:
         raise Damaged(f"frame {frame.number} at byte {frame.offset} has a wrong checksum")
     if frame.codec == _PLAIN:
         return stored
     if frame.codec != _ZSTD:
-        raise Damaged(f"frame {frame.number} at byte {frame.offset} is packed in a way this version does not know")
+        raise Damaged(
+            f"frame {frame.number} at byte {frame.offset} is packed in a way this version does not know"
+        )
     try:
         # told before anything is unpacked: a small body must not claim gigabytes
         claimed = zstandard.get_frame_parameters(stored).content_size
@@ -147,7 +154,9 @@ def unpack_body(frame: Frame, stored: bytes) -> bytes:
     except zstandard.ZstdError as error:
         raise Damaged(f"frame {frame.number} at byte {frame.offset} cannot be unpacked: {error}") from error
     if len(raw) != frame.raw_bytes:
-        raise Damaged(f"frame {frame.number} at byte {frame.offset} has {len(raw)} bytes, {frame.raw_bytes} told")
+        raise Damaged(
+            f"frame {frame.number} at byte {frame.offset} has {len(raw)} bytes, {frame.raw_bytes} told"
+        )
     return raw
 
 

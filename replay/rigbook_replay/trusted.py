@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 from rigbook_schemas.catalogue import BY_KIND
+from rigbook_schemas.values import FrozenType
 
 __all__ = ["schema_identity", "trusted", "untrusted"]
 
@@ -66,7 +67,8 @@ def _without_checks(real: type[msgspec.Struct]) -> type[msgspec.Struct]:
         elif field.default_factory is not msgspec.NODEFAULT:
             members[field.name] = msgspec.field(default_factory=field.default_factory)
     members["__annotations__"] = annotations
-    made: type[msgspec.Struct] = type(real)(real.__name__, (real,), members)
+    made = FrozenType(real.__name__, (real,), members)
+    assert issubclass(made, msgspec.Struct)
     _REAL[made] = real
     return made
 

@@ -103,7 +103,7 @@ class Up:
                  "--engine", "process", "--heartbeat", "0.3"],
                 stdout=output, stderr=output, env=self.environment, cwd=ROOT, start_new_session=True,
             )  # fmt: skip
-        self.until(lambda: (self.data / "context.json").exists(), "up")
+        self.until((self.data / "context.json").exists, "up")
         self.url: str = json.loads((self.data / "context.json").read_text())["url"]
 
     def until(self, true: Any, what: str, seconds: float = START_SECONDS_MAX) -> Any:
@@ -122,7 +122,8 @@ class Up:
         return done.stdout + done.stderr
 
     def json(self, *words: str, code: int = 0) -> Any:
-        return json.loads(self(*words, "--json", code=code))
+        own = words.index("--") if "--" in words else len(words)  # what follows is somebody else's
+        return json.loads(self(*words[:own], "--json", *words[own:], code=code))
 
     def phase(self, name: str) -> str:
         phase: str = self.json("show", name)["demand"]["phase"]

@@ -82,6 +82,7 @@ class Auditor:
         now: Callable[[], float],
         fail: Callable[[str, str], None],
         acked: Callable[[str, int], bool],
+        on_its_way: Callable[[], float],
         silence_seconds: float,
         window_seconds: float,
     ) -> None:
@@ -89,6 +90,7 @@ class Auditor:
         self._now = now
         self._fail = fail
         self._acked = acked
+        self._on_its_way = on_its_way  # seconds that an answer and an append may take now
         self._silence = silence_seconds
         self._window = window_seconds
         self.begin()
@@ -104,6 +106,7 @@ class Auditor:
         self.unreachable: dict[str, float] = {}
         self.quota: dict[str, int | None] = {}
         self.heard: dict[str, float] = {}  # node to when the server stored its last heartbeat
+        self.beats: dict[str, list[float]] = {}  # node to when its latest heartbeats were stored
         self.given_back: dict[tuple[int, str], bool] = {}  # (epoch, node) to whether by force
         self.void: set[int] = set()
         self.kinds: dict[str, int] = {}
@@ -112,7 +115,11 @@ class Auditor:
     # -- the log ---------------------------------------------------------------------------------------------
 
     def heartbeat(self, message: Message) -> None:
-        self.heard[message.subject.rpartition(".")[2]] = self._now()
+        node = message.subject.rpartition(".")[2]
+        self.heard[node] = self._now()
+        beats = self.beats.setdefault(node, [])
+        beats.append(self._now())
+        del beats[:-10]
 
     def event(self, message: Message, sender: SimBus | None) -> None:
         record = decode(message.seq, message.subject, message.received_ns, message.body)
@@ -359,10 +366,12 @@ class Auditor:
                 del self.cards[uuid]
 
     def _unreachable(self, record: Record, data: e.NodeUnreachable) -> None:
-        heard = self.heard.get(data.node)
-        if heard is not None and self._now() - heard < self._silence / 2:
+        # A heartbeat that came while the event was on its way could not be known.
+        ages = [self._now() - at for at in self.beats.get(data.node, ())]
+        known = [age for age in ages if self._on_its_way() <= age < self._silence]
+        if known:
             self._fail(
-                "called_the_heard_silent", f"{record.source} at {record.seq}: {data.node} was heard {self._now() - heard:.1f} s ago"
+                "called_the_heard_silent", f"{record.source} at {record.seq}: {data.node} was heard {min(known):.1f} s ago"
             )
         lost = self.mass_loss()
         if lost:

@@ -46,6 +46,14 @@ class Folder:
         """A new disk."""
         self._now = None
 
+    def back_to(self, older: Path) -> None:
+        """An older copy is put in place."""
+        self._now = older
+
+    @property
+    def exists(self) -> bool:
+        return self._now is not None
+
     @property
     def now(self) -> Path:
         assert self._now is not None
@@ -61,6 +69,12 @@ class Shelf:
         self.snapshot: tuple[int, bytes] | None = None
         self.full = False
         self.findings: list[Any] = []
+
+    def copy(self) -> Shelf:
+        other = Shelf()
+        other.mark, other.snapshot, other.findings = self.mark, self.snapshot, list(self.findings)
+        other.events = list(self.events)
+        return other
 
 
 class MemoryStore:

@@ -175,15 +175,11 @@ class SimLoop(asyncio.BaseEventLoop):
         for task in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                coro: Any = task.get_coro()
-                for _ in range(8):  # a `finally` that awaits refuses to be closed until it is through
-                    try:
-                        coro.close()
-                    except RuntimeError:
-                        continue
-                    except BaseException:  # noqa: BLE001 - the dying words of the dead
-                        pass
-                    break
+                chain: list[Any] = [task.get_coro()]
+                while getattr(chain[-1], "cr_await", None) is not None:
+                    chain.append(chain[-1].cr_await)
+                for coro in reversed(chain):
+                    _close(coro)
         self._tasks.clear()
         self._ready.clear()  # type: ignore[attr-defined]
         self._scheduled.clear()  # type: ignore[attr-defined]
@@ -197,6 +193,19 @@ class SimLoop(asyncio.BaseEventLoop):
             yield
         finally:
             asyncio._set_running_loop(None)
+
+
+def _close(coro: Any) -> None:
+    if not hasattr(coro, "close"):
+        return
+    for _ in range(16):  # a `finally` that awaits refuses to be closed until it is through
+        try:
+            coro.close()
+        except RuntimeError:
+            continue
+        except BaseException:  # noqa: BLE001 - the dying words of the dead
+            return
+        return
 
 
 class SimClock:

@@ -48,6 +48,7 @@ class Weather(Faults):
         self._latency = latency_seconds
         self._count = count
         self.conditions: list[Condition] = []
+        self.was_bad = False  # some message was lost or late in this world
 
     def _seconds(self) -> float:
         return self._rng.random() * self._latency if self._latency else 0.0
@@ -57,6 +58,7 @@ class Weather(Faults):
             odds = condition.odds.get(what, 0.0)
             if odds and client.startswith(condition.clients) and condition.rng.random() < odds:
                 self._count(what)
+                self.was_bad = True
                 return condition.rng
         return None
 

@@ -95,6 +95,7 @@ class World:
             now=loop.time,
             fail=self.fail,
             acked=lambda node, seq: seq in self.server.acked.get(f"agent-{node}", ()),
+            on_its_way=lambda: 12.0 if self.weather.was_bad else 1.5 + 4 * plan.latency_seconds,
             silence_seconds=silence_allowed(plan.heartbeat_seconds, PATIENCE),
             window_seconds=PATIENCE.window_seconds,
         )

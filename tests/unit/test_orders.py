@@ -126,6 +126,30 @@ def test_the_latest_stop_order_counts(path: Path) -> None:
     assert stop.scope is StopScope.EVERYTHING
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_stop_that_comes_before_its_binding_is_kept_for_it(path: Path, restarted: bool) -> None:
+    """The delivery of `bound` was lost and comes again after the stop. Found by the simulation (seed 18)."""
+    first = book(path)
+    first.take(evict(7, 5))
+    first.flush()
+    if restarted:
+        book(path)
+        first = book(path)
+    assert isinstance(first.take(bound(5)), Order)
+    order = first.open_orders[5]
+    assert order.stop is not None
+    assert order.stop.seq == 7
+
+
+def test_an_early_stop_of_another_log_does_not_stop_a_binding_of_this_one(path: Path) -> None:
+    first = book(path)
+    first.take(evict(7, 5))
+    record = bound(5)
+    other = Record(5, record.subject, 0, "id", "bound", "placer", "", bound(6).data)
+    first.take(other)
+    assert first.open_orders[5].stop is None
+
+
 def test_a_half_written_last_line_costs_that_line_only(path: Path) -> None:
     opened = book(path)
     opened.take(bound(5))

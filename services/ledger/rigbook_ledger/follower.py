@@ -31,6 +31,9 @@ __all__ = ["Follower", "LogAbsent", "LogDiscontinued", "Saved", "SnapshotFile", 
 
 BATCH_MAX: Final = 2000
 
+Known = tuple[int, int, str]
+"""(creation time of the stream, position, event id there): enough to tell whether a log continues it."""
+
 
 class LogDiscontinued(Exception):
     """The log does not continue what we knew: it was made anew, lost its end, or holds other events."""
@@ -116,8 +119,16 @@ async def check_continues(bus: Bus, created_ns: int | None, position: int, event
 class Follower:
     """Folds the ledger stream into `state`."""
 
-    def __init__(self, bus: Bus, *, snapshots: SnapshotFile | None = None, every: int = 20_000) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        snapshots: SnapshotFile | None = None,
+        every: int = 20_000,
+        known: Known | None = None,
+    ) -> None:
         self._bus = bus
+        self._known = known  # what an earlier run of this process had read
         self._snapshots = snapshots
         self._every = every  # events between two snapshots
         self._saved_at = 0
@@ -135,8 +146,17 @@ class Follower:
         """True once everything that stood on the log when we began has been folded."""
         return self._tail is not None and self.state.position >= self._goal
 
+    @property
+    def known(self) -> Known | None:
+        """What has been read of which log; None = nothing yet. For the next run: see `__init__`."""
+        if self._created_ns is None or not self.state.position:
+            return self._known
+        return self._created_ns, self.state.position, self.state.event_id
+
     async def open(self) -> None:
         """Raises LogDiscontinued, BusError."""
+        if self._known is not None:
+            await check_continues(self._bus, *self._known)
         loaded = self._snapshots.load() if self._snapshots else None
         if loaded is not None:
             self._created_ns, self.state = loaded

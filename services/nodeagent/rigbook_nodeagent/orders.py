@@ -27,6 +27,9 @@ COMPACT_AFTER: Final = 5_000
 # what an agent that died had read and not acknowledged comes again after newer ones. Twice the consumer's
 # `max_ack_pending`; below the oldest one kept (`floor`) every epoch counts as closed.
 CLOSED_KEPT: Final = 2_000
+# Stop orders kept for bindings that have not come yet: a `bound` whose delivery was lost comes again after the
+# stop, and must not be begun then.
+EARLY_KEPT: Final = 2_000
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -81,6 +84,7 @@ class OrderBook:
         self._closed_lines = 0
         self.open_orders: dict[int, Order] = {}
         self._closed: dict[int, None] = {}
+        self._early: dict[int, Stop] = {}  # by epoch: the stop came before the binding
         self.floor = 0  # at or below it, what is not open is closed
         self.position = 0  # highest sequence read so far: how far the agent knows the log
         self.damaged_lines = 0
@@ -186,10 +190,11 @@ class OrderBook:
         self.floor = max(self.floor, line.floor)
         if line.order is not None:
             self.open_orders[line.order.epoch] = line.order
+            early = self._early.pop(line.order.epoch, None)
+            if early is not None and early.demand == line.order.demand:
+                self._stop(early)
         elif line.stop is not None:
-            order = self.open_orders.get(line.stop.epoch)
-            if order is not None and (order.stop is None or order.stop.seq < line.stop.seq):
-                self.open_orders[order.epoch] = msgspec.structs.replace(order, stop=line.stop)
+            self._stop(line.stop)
         elif line.started:
             order = self.open_orders.get(line.started)
             if order is not None:
@@ -202,6 +207,18 @@ class OrderBook:
                 del self._closed[oldest]
                 self.floor = max(self.floor, oldest)
 
+    def _stop(self, stop: Stop) -> None:
+        order = self.open_orders.get(stop.epoch)
+        if order is not None:
+            if order.stop is None or order.stop.seq < stop.seq:
+                self.open_orders[order.epoch] = msgspec.structs.replace(order, stop=stop)
+        elif not self._known(stop.epoch):
+            early = self._early.get(stop.epoch)
+            if early is None or early.seq < stop.seq:
+                self._early[stop.epoch] = stop
+            if len(self._early) > EARLY_KEPT:
+                del self._early[next(iter(self._early))]
+
     def _write(self, line: _Line) -> None:
         assert self._file is not None, "open() first"
         self._file.write(msgspec.json.encode(line) + b"\n")
@@ -213,6 +230,8 @@ class OrderBook:
             file.write(msgspec.json.encode(_Line(seq=self.position, floor=self.floor)) + b"\n")
             for epoch in self._closed:
                 file.write(msgspec.json.encode(_Line(closed=epoch)) + b"\n")
+            for stop in self._early.values():
+                file.write(msgspec.json.encode(_Line(stop=stop)) + b"\n")
             for order in self.open_orders.values():
                 file.write(msgspec.json.encode(_Line(order=order)) + b"\n")
         os.replace(fresh, self._path)  # noqa: PTH105 - the atomicity is the point

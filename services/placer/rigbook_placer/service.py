@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from rigbook_bus.protocol import BusConflict, BusDenied, BusError, BusUnavailable, BusUnknown, Expect
 from rigbook_bus.telemetry import Telemetry
-from rigbook_ledger.follower import Follower, LogAbsent, LogDiscontinued, SnapshotFile
+from rigbook_ledger.follower import Follower, Known, LogAbsent, LogDiscontinued, SnapshotFile
 from rigbook_schemas import subjects
 from rigbook_schemas.events import Bound, Deferred, DemandRaised, Heartbeat, Payload, Refused
 from rigbook_schemas.wire import Draft, decode, encode, rfc3339
@@ -68,6 +68,7 @@ class Placer:
         clock: Clock,
         new_id: Callable[[], str],
         telemetry: Telemetry | None = None,
+        known: Known | None = None,
     ) -> None:
         self._bus = bus
         self._options = options
@@ -76,7 +77,7 @@ class Placer:
         self._telemetry = telemetry or Telemetry("placer")
         self._log = structlog.get_logger().bind(instance=options.instance)
         snapshots = SnapshotFile(options.data / f"{options.instance}.snapshot") if options.data else None
-        self._follower = Follower(bus, snapshots=snapshots)
+        self._follower = Follower(bus, snapshots=snapshots, known=known)
         self._waiting = Waiting()
         self._seen: dict[str, Seen] = {}
         self._stops: set[int] = set()  # epochs whose stop may be due
@@ -89,6 +90,11 @@ class Placer:
     @property
     def caught_up(self) -> bool:
         return self._follower.caught_up
+
+    @property
+    def known(self) -> Known | None:
+        """Of which log how much was read: what the next placer of this process must find again."""
+        return self._follower.known
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Until cancelled. Raises LogDiscontinued when the log does not continue what was known."""
@@ -390,9 +396,11 @@ async def serve(
 ) -> None:
     """Run a placer until cancelled. A log that does not continue stops all deciding (safe mode)."""
     log = structlog.get_logger().bind(instance=options.instance)
+    known: Known | None = None
     while True:
+        placer = Placer(bus, options, clock=clock, new_id=new_id, telemetry=telemetry, known=known)
         try:
-            await Placer(bus, options, clock=clock, new_id=new_id, telemetry=telemetry).run(ready)
+            await placer.run(ready)
         except LogAbsent as error:
             log.info("waiting for the log", code=error.code, why=str(error))
             await clock.sleep(0.3)
@@ -404,3 +412,4 @@ async def serve(
         except BusError as error:
             log.warning("the bus is away", code=error.code, why=str(error))
             await clock.sleep(1.0)
+        known = placer.known
