@@ -32,7 +32,7 @@ from rigbook.exitcodes import Exit
 from rigbook.failures import Failed, RigbookFailure
 from rigbook.leavings import end_leavings
 from rigbook.lookup import demand_named
-from rigbook.narrative import record_line
+from rigbook.narrative import record_line, standing
 from rigbook.output import console, print_failure, say
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class Demo:
             while True:
                 found = await look()
                 if draw is not None:
-                    picture = await draw()
+                    picture = tables.fitted(await draw(), self._console)
                     if live is not None:
                         live.update(picture, refresh=True)
                     else:
@@ -278,7 +278,7 @@ class Demo:
                 row.project,
                 row.owner,
                 tables.status(row.phase),
-                tables.cell(tables.standing(row)),
+                tables.cell(standing(row)),
             )
         return Group(tables.cards(cards), Text(), table)
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rigbook.narrative import printable
+from rigbook.tables import fitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,7 +39,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def show(renderable: RenderableType) -> None:
-    console().print(renderable)
+    to = console()
+    to.print(fitted(renderable, to))
 
 
 def say(text: str = "", style: str = "") -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from rich.console import Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 from rigbook_schemas.sentences import gib
@@ -15,6 +17,7 @@ from rigbook.narrative import asked, event_line, printable, short_card, standing
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from rich.console import Console, RenderableType
     from rigbook_schemas.queries import CardRow, DemandRow, DriftRow, EventRow, NodeRow, ProjectRow, TenureRow
 
 __all__ = [
@@ -25,13 +28,18 @@ __all__ = [
     "drifts",
     "events",
     "facts",
+    "fitted",
+    "model",
     "nodes",
     "plain",
     "projects",
-    "standing",
     "tenures",
 ]
 
+# Columns of free text: they give way when the terminal is narrow.
+FOLDED: Final = frozenset(
+    {"WHY", "WHAT", "HELD BY", "PURPOSE", "HOW IT ENDED", "REMEDY", "RESULT", "OWNER", "GPU", "CARDS"}
+)
 STYLES: Final = {
     "running": "green", "ready": "green", "free": "green", "ok": "green",
     "bound": "cyan", "starting": "cyan", "shared": "cyan", "held": "cyan",
@@ -84,7 +92,7 @@ def cards(rows: Iterable[CardRow]) -> Table:
             row.node,
             str(row.index),
             short_card(row.uuid),
-            row.model + (" (simulated)" if row.simulated else ""),
+            model(row.model, simulated=row.simulated),
             gib(row.memory_bytes),
             gib(row.free_bytes),
             gib(used),
@@ -103,7 +111,7 @@ def nodes(rows: Iterable[NodeRow]) -> Table:
         _add(
             table,
             row.name,
-            row.gpu_model + (" (simulated)" if row.simulated else ""),
+            model(row.gpu_model, simulated=row.simulated),
             str(row.gpu_count),
             gib(row.memory_bytes),
             gib(row.free_bytes),
@@ -151,9 +159,7 @@ def projects(rows: Iterable[ProjectRow]) -> Table:
 
 def tenures(rows: Iterable[TenureRow]) -> Table:
     """The answer to `who`: one line per binding's time on the card."""
-    table = plain(
-        "FROM", "UNTIL", "DEMAND", "PROJECT", "OWNER", "CONTACT", "GPU", "EPOCH", "PURPOSE", "HOW IT ENDED"
-    )
+    table = plain("FROM", "UNTIL", "DEMAND", "PROJECT", "OWNER", "GPU", "EPOCH", "PURPOSE", "HOW IT ENDED")
     for row in rows:
         stopped = f"stop wanted {clock(row.desired_stopped)}" if row.desired_stopped else ""
         until = clock(row.released) if row.released else "still"
@@ -163,13 +169,12 @@ def tenures(rows: Iterable[TenureRow]) -> Table:
             until,
             row.demand,
             row.project,
-            row.owner,
-            row.contact,
+            f"{row.owner} <{row.contact}>" if row.contact else row.owner,
             f"{gib(row.memory_bytes)} {row.mode}",
             str(row.epoch),
             row.purpose,
             "; ".join(
-                part for part in (row.verdict, stopped, row.end, "forced" if row.forced else "") if part
+                part for part in (row.end or row.verdict, stopped, "forced" if row.forced else "") if part
             ),
         )
     return table
@@ -195,10 +200,34 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> Table:
 
 
 def plain(*columns: str) -> Table:
+    """An empty table; names and numbers stay whole as long as there is room, texts fold."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=index == 0)
+    for column in columns:
+        table.add_column(
+            column,
+            overflow="fold",
+            no_wrap=column not in FOLDED,
+            min_width=14 if column == "HELD BY" else None,
+        )
     return table
+
+
+def fitted(renderable: RenderableType, to: Console) -> RenderableType:
+    """The same for a console that may be too narrow: then everything folds, and nothing is cut off."""
+    if isinstance(renderable, Group):
+        for part in renderable.renderables:
+            fitted(part, to)
+    elif isinstance(renderable, Table) and Measurement.get(to, to.options, renderable).minimum > to.width:
+        for column in renderable.columns:
+            column.no_wrap, column.min_width = False, None
+    return renderable
+
+
+def model(name: str, *, simulated: bool) -> str:
+    """A card's model without the maker's words that every card has."""
+    for word in ("NVIDIA ", "GeForce ", "Tesla "):
+        name = name.removeprefix(word)
+    return f"{name} (simulated)" if simulated else name
 
 
 def _add(table: Table, *cells: str | Text) -> None:

@@ -54,7 +54,6 @@ class About:
 
 async def about(source: Source, *, cards: Sequence[str] = (), demands: Sequence[str] = ()) -> About:
     """One reading of the log: which nodes and demands belong together with these cards and demands."""
-    wanted = set(demands)
     nodes = await nodes_of_cards(source, cards)
     together: list[tuple[str, frozenset[str]]] = []  # each binding: demand, its nodes
     async for records in source.records(whole=False):
@@ -64,13 +63,13 @@ async def about(source: Source, *, cards: Sequence[str] = (), demands: Sequence[
             if isinstance(r.data, e.Bound)
         ]
     before = -1
-    kept = set(wanted)
+    kept = set(demands)
     while before != len(nodes) + len(kept):
         before = len(nodes) + len(kept)
         for demand, there in together:
             if demand in kept:
                 nodes |= there
-            elif nodes & there and (cards or demand in wanted):
+            elif cards and nodes & there:
                 kept.add(demand)
     return About(nodes=nodes, demands=kept)
 

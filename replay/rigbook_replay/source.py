@@ -46,7 +46,9 @@ class Source(Protocol):
     last_seq: int  # when we began to look
     partial: str  # "" = everything up to `last_seq` is there
 
-    def messages(self, *, after: int = 0, until: int | None = None) -> AsyncGenerator[Sequence[Message], None]:
+    def messages(
+        self, *, after: int = 0, until: int | None = None
+    ) -> AsyncGenerator[Sequence[Message], None]:
         """Messages with `after` < sequence <= `until` (default: `last_seq`). Raises NoLedger, BusError."""
         ...
 
@@ -82,10 +84,16 @@ class BusSource:
         """Raises NoLedger, BusError."""
         facts = await bus.stream(LEDGER_STREAM)
         if facts is None:
-            raise NoLedger(f"there is no stream {LEDGER_STREAM} on {name}; the ledger makes it when it first starts")
-        return cls(bus, name=name, created_ns=facts.created_ns, first_seq=facts.first_seq, last_seq=facts.last_seq)
+            raise NoLedger(
+                f"there is no stream {LEDGER_STREAM} on {name}; the ledger makes it when it first starts"
+            )
+        return cls(
+            bus, name=name, created_ns=facts.created_ns, first_seq=facts.first_seq, last_seq=facts.last_seq
+        )
 
-    async def messages(self, *, after: int = 0, until: int | None = None) -> AsyncGenerator[Sequence[Message], None]:
+    async def messages(
+        self, *, after: int = 0, until: int | None = None
+    ) -> AsyncGenerator[Sequence[Message], None]:
         last = self.last_seq if until is None else min(until, self.last_seq)
         if after >= last:
             return
@@ -146,7 +154,9 @@ class JournalSource:
         self.last_seq = journal.last_seq
         self.partial = journal.header.partial
 
-    async def messages(self, *, after: int = 0, until: int | None = None) -> AsyncGenerator[Sequence[Message], None]:
+    async def messages(
+        self, *, after: int = 0, until: int | None = None
+    ) -> AsyncGenerator[Sequence[Message], None]:
         for batch in self.journal.messages(after=after, until=until):
             yield batch
 
@@ -186,7 +196,9 @@ async def _up_to(tail: Tail, last: int, stream: str) -> AsyncGenerator[Sequence[
     while seen < last:
         batch = await tail.batch(max_messages=BATCH_MAX, wait_seconds=SILENCE_SECONDS_MAX)
         if not batch:
-            raise NoLedger(f"{stream}: nothing came for {SILENCE_SECONDS_MAX:.0f} s after event {seen}, {last} is the last")
+            raise NoLedger(
+                f"{stream}: nothing came for {SILENCE_SECONDS_MAX:.0f} s after event {seen}, {last} is the last"
+            )
         seen = batch[-1].seq
         if seen > last:
             batch = [message for message in batch if message.seq <= last]

@@ -19,15 +19,27 @@ from rigbook_ledger.evolve import evolve
 from rigbook_ledger.state import State
 from rigbook_schemas.wire import rfc3339
 
+from rigbook_replay.snapshots import Snapshots
+from rigbook_replay.source import JournalSource
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from rigbook_schemas.wire import Record
 
     from rigbook_replay.journal import Journal
-    from rigbook_replay.snapshots import Snapshots
+    from rigbook_replay.source import Source
 
-__all__ = ["Arrival", "BeforeRecord", "CannotFold", "Travel", "fold_journal", "state_at", "undisturbed"]
+__all__ = [
+    "Arrival",
+    "BeforeRecord",
+    "CannotFold",
+    "Travel",
+    "fold_journal",
+    "state_at",
+    "state_on",
+    "undisturbed",
+]
 
 
 class BeforeRecord(Exception):
@@ -69,7 +81,10 @@ class Travel:
         return self.next_seq is not None
 
     def take(self, records: Sequence[Record]) -> bool:
-        """Fold those that belong to the past asked for; True when there was one that does not. Raises CannotFold."""
+        """Fold those that belong to the past asked for; True when there was one that does not.
+
+        Raises CannotFold when events before them are missing.
+        """
         state = self.state
         last = records[-1]
         whole = (self._at_ns is None or max(r.received_ns for r in records) <= self._at_ns) and (
@@ -122,20 +137,28 @@ def state_at(
     """
     start = None if snapshots is None else snapshots.nearest(at_ns=at_ns, position=position)
     travel = Travel(start, at_ns=at_ns, position=position, partial=bool(journal.header.partial))
-    last = journal.last_seq
+    last = _last_needed(journal, at_ns=at_ns, position=position)
     with undisturbed():
-        for records in journal.records(after=travel.state.position, whole=False):
-            done = travel.take(records)
+        for records in journal.records(after=travel.state.position, until=last, whole=False):
+            travel.take(records)
             travel.state.touched.clear()
-            if snapshots is not None and not done:
+            if snapshots is not None and not travel.arrived:
                 snapshots.passed(travel.state)
             if told is not None:
                 told(travel.state.position, last)
-            if done:
-                break
-    if not travel.arrived and journal.last_seq > travel.state.position:
+    if not travel.arrived and last > travel.state.position:
         raise CannotFold(f"{journal.path}: {'; '.join(one.words() for one in journal.damage)}")
+    if not travel.arrived and position is not None and journal.last_seq > position:
+        travel.next_seq = position + 1
     return travel.arrival(_note(journal, travel, at_ns))
+
+
+def _last_needed(journal: Journal, *, at_ns: int | None, position: int | None) -> int:
+    """Sequence of the last event that has to be read: what lies behind it, whole or damaged, does not matter."""
+    last = journal.last_seq if position is None else min(position, journal.last_seq)
+    if at_ns is not None:
+        last = min(last, next((block.last_seq for block in journal.blocks if block.latest_ns > at_ns), last))
+    return last
 
 
 def _note(journal: Journal, travel: Travel, at_ns: int | None) -> str:
@@ -160,7 +183,7 @@ def fold_journal(journal: Journal, *, told: Callable[[int, int], None] | None = 
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def undisturbed() -> Generator[None]:
     """Without the cyclic garbage collector: a fold makes millions of values and not one cycle."""
     was_on = gc.isenabled()
     gc.disable()
@@ -169,3 +192,28 @@ def undisturbed() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+async def state_on(
+    source: Source, *, at_ns: int | None = None, position: int | None = None, told: Callable[[int, int], None] | None = None
+) -> Arrival:  # fmt: skip
+    """The same on any source: on a journal from the nearest snapshot, on a bus by reading the stream up to there.
+
+    Raises BeforeRecord, CannotFold, NoLedger, BusError.
+    """
+    if isinstance(source, JournalSource):
+        snapshots = Snapshots(source.journal)
+        return state_at(source.journal, at_ns=at_ns, position=position, snapshots=snapshots, told=told)
+    travel = Travel(at_ns=at_ns, position=position)
+    last = source.last_seq if position is None else min(position, source.last_seq)
+    if at_ns is not None:
+        last = min(last, await source.seq_at(at_ns) + 1)
+    with undisturbed():
+        async for records in source.records(until=last, whole=False):
+            arrived = travel.take(records)
+            travel.state.touched.clear()
+            if told is not None:
+                told(travel.state.position, last)
+            if arrived:
+                break
+    return travel.arrival()

@@ -9,7 +9,7 @@ import msgspec
 
 from rigbook_replay.block import MESSAGES_MAX, RAW_BYTES_MAX, pack_block
 from rigbook_replay.frame import NO_CHAIN, Contents, Frame, link, pack, unpack_head
-from rigbook_replay.journal import Header, Index, Journal, trailer
+from rigbook_replay.journal import TRAILER, Header, Index, Journal, trailer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +30,9 @@ class CannotResume(Exception):
 class JournalWriter:
     """One journal being written. `close` without `finish` leaves a file that a later export continues."""
 
-    def __init__(self, file: BinaryIO, header: Header, frames: list[Frame], chain: bytes) -> None:
+    def __init__(self, path: Path, file: BinaryIO, header: Header, frames: list[Frame], chain: bytes) -> None:
         self.header = header
+        self._path = path
         self._file = file
         self._frames = frames
         self._chain = chain
@@ -50,7 +51,7 @@ class JournalWriter:
         file = path.open("xb")
         frame = pack(Contents.HEADER, msgspec.json.encode(header), number=0, chain=NO_CHAIN)
         file.write(frame)
-        return cls(file, header, [unpack_head(frame, 0)], link(NO_CHAIN, frame))
+        return cls(path, file, header, [unpack_head(frame, 0)], link(NO_CHAIN, frame))
 
     @classmethod
     def resume(cls, path: Path) -> Self:
@@ -74,7 +75,7 @@ class JournalWriter:
         file = path.open("r+b")
         file.truncate(end)
         file.seek(end)
-        return cls(file, header, frames, chain)
+        return cls(path, file, header, frames, chain)
 
     @property
     def bytes_written(self) -> int:
@@ -121,17 +122,20 @@ class JournalWriter:
             pack(Contents.INDEX, msgspec.msgpack.encode(index), number=len(self._frames), chain=self._chain)
         )
         self._file.write(trailer(at))
+        self._offset += TRAILER.size
         self.close()
         return index
 
     def close(self) -> None:
-        """Write what is left; without an index."""
+        """Write what is left; without an index. A file without any event is taken away again."""
         if self._file.closed:
             return
         self._flush()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+        if not self.events:
+            self._path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
         if self._waiting:

@@ -72,6 +72,9 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("priority.capped", e.PriorityCapped, (_O,), "rig.own.policy", "priority"),
     Kind("healing.set", e.HealingSet, (_O,), "rig.own.policy", "kind"),
     Kind("unknown.accepted", e.UnknownAccepted, (_O,), "rig.own.policy", "seq"),
+    Kind("adopted", e.Adopted, (_O,), "rig.own.bind", "demand"),
+    Kind("sequence.skipped", e.SequenceSkipped, (_O,), "rig.own.policy", "generation"),
+    Kind("log.recovered", e.LogRecovered, (_O,), "rig.own.policy", "generation"),
 )
 
 BY_KIND: Final[dict[str, Kind]] = {kind.name: kind for kind in KINDS}

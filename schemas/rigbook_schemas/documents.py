@@ -1,7 +1,7 @@
 """The contract as documents, made from the types: a JSON Schema per (kind, version), and AsyncAPI 3.0.
 
 The committed copies under `schemas/documents/` are compared with these in the tests. To write them anew:
-`rigbook schema`, or `python -m rigbook_schemas.documents DIRECTORY`.
+`rigbook schema --out DIRECTORY`, or `python -m rigbook_schemas.documents DIRECTORY`.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ from rigbook_schemas.values import (
 )
 
 __all__ = [
+    "Adopted",
     "Bound",
     "Deferred",
     "DemandRaised",
@@ -54,6 +55,7 @@ __all__ = [
     "GpuRestored",
     "HealingSet",
     "Heartbeat",
+    "LogRecovered",
     "ModeSet",
     "NodeChanged",
     "NodeCordoned",
@@ -67,6 +69,7 @@ __all__ = [
     "Ready",
     "Refused",
     "Released",
+    "SequenceSkipped",
     "Started",
     "UnknownAccepted",
     "Unready",
@@ -386,5 +389,49 @@ class UnknownAccepted(Payload):
     """The operator has read an event of a kind unknown to this version: deciders may pass it by."""
 
     seq: Position
+    by: str = ""
+    reason: Text = ""
+
+
+class Adopted(Payload):
+    """A binding of a log that was lost keeps its right and its epoch, because what it names still runs.
+
+    The epoch is the sequence its `bound` had; `sequence.skipped` sees to it that no other event gets it.
+    """
+
+    demand: Token
+    epoch: Position
+    spec: DemandRaised
+    shares: Annotated[tuple[NodeShare, ...], Meta(min_length=1)]
+    wanted: bool = True  # False: it was being stopped
+    started: tuple[Token, ...] = ()  # nodes
+    ready: tuple[Token, ...] = ()
+    bound: str = ""  # RFC 3339: when it was bound on the lost log
+    told_by: tuple[str, ...] = ()  # what says so: `agent a`, `copy`
+    by: str = ""
+    reason: Text = ""
+
+
+class SequenceSkipped(Payload):
+    """This sequence stood for another event on a log that was lost; it must never become an epoch."""
+
+    generation: Small  # of the recovery that this belongs to
+    by: str = ""
+
+
+class LogRecovered(Payload):
+    """The operator takes this stream for the log from here on. Deciders leave safe mode by this alone."""
+
+    generation: Annotated[int, Meta(ge=1, le=100_000)]  # one more than that of any recovery known before
+    stream_created: Identity  # which stream: its creation time, Unix nanoseconds in decimal
+    how: Annotated[str, Meta(pattern=r"^(restored|adopted)$")]
+    before_created: str = ""  # of the stream that was lost, when it was another one
+    common_position: Position = 0  # up to here both logs are the same
+    lost_position: Position = 0  # last sequence that anybody knew of the lost log
+    lost_events: Position = 0
+    lost_kinds: dict[str, int] = {}
+    adopted: tuple[Position, ...] = ()  # epochs
+    released: tuple[Position, ...] = ()  # epochs, by force
+    silent: tuple[Token, ...] = ()  # nodes that did not report and were done without
     by: str = ""
     reason: Text = ""

@@ -13,7 +13,16 @@ import msgspec
 from msgspec import Meta
 
 from rigbook_schemas.events import DriftDetected
-from rigbook_schemas.values import CardObservation, ComponentObservation, NodeShare, Pressure, Reason, Value
+from rigbook_schemas.values import (
+    CardObservation,
+    ComponentObservation,
+    NodeShare,
+    Pressure,
+    Reason,
+    Restart,
+    Value,
+    Workload,
+)
 
 __all__ = ["QUESTIONS", "Answer", "Failure", "Question"]
 
@@ -104,6 +113,11 @@ class BindingRow(Value):
     memory_bytes: int
     shares: tuple[NodeShare, ...]
     eviction: str = ""
+    # For an agent that has lost its order book: what it would have known.
+    workload: Workload = Workload.BATCH
+    restart: Restart = Restart()
+    started: tuple[str, ...] = ()  # nodes
+    released: tuple[str, ...] = ()  # nodes that hold nothing of it any more
 
 
 class CardRow(Value):

@@ -15,6 +15,7 @@ __all__ = [
     "LEDGER_STREAM",
     "LEDGER_SUBJECTS",
     "OWN_ALL",
+    "RECOVERY",
     "SubjectError",
     "agent_query",
     "bind",
@@ -51,6 +52,8 @@ LEDGER_SUBJECTS: Final = (
     "rig.node.*",
     "rig.drift.*",
 )
+# The topic of a recovery: `log.recovered` and `sequence.skipped`.
+RECOVERY: Final = "recovery"
 # Stands where a node's name would, when an event concerns several nodes.
 GANG: Final = "_gang"
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from rigbook_nodeagent.engines.protocol import Engines, Running
 
+# Of this test session alone: another session on the machine has processes of its own, found by this name.
+CLUSTER = os.environ.setdefault("RIGBOOK_TEST_CLUSTER", f"test{os.getpid()}")
 CARD = "GPU-0f4c0d2e-1111-5222-8333-444455556666"
 PATIENCE_SECONDS = 10.0
 
@@ -32,7 +34,7 @@ def launch(
     *command: str,
     epoch: int = 100,
     component: str = "main",
-    cluster: str = "test",
+    cluster: str = CLUSTER,
     node: str = "node-a",
     cards: tuple[str, ...] = (CARD,),
     environment: dict[str, str] | None = None,
@@ -74,6 +76,20 @@ async def until_ended(engine: Engines, running: Running) -> Running:
 
     await eventually(ended)
     return seen[-1]
+
+
+async def started_and_up(engine: Engines, order: Launch) -> Running:
+    """Start a program that says `up`, and wait for it: a signal before that may find nobody to hear it."""
+    running = await engine.start(order)
+
+    async def up() -> bool:
+        return "up" in await output_of(engine, running)
+
+    await eventually(up)
+    return running
+
+
+UP_AND_SLEEP = ("sh", "-c", "echo up; exec sleep 300")
 
 
 def alive(pid: int) -> bool:

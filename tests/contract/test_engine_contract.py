@@ -14,7 +14,15 @@ from rigbook_nodeagent.engines.process import ProcessEngine
 from rigbook_schemas.values import StopScope
 
 from tests.contract import engine_fixtures as kit
-from tests.contract.engine_fixtures import CARD, IMAGE, eventually, output_of, reap_everything, until_ended
+from tests.contract.engine_fixtures import (
+    CARD,
+    CLUSTER,
+    IMAGE,
+    eventually,
+    output_of,
+    reap_everything,
+    until_ended,
+)
 from tests.contract.engine_fixtures import dockerd as dockerd  # noqa: PLC0414 - a fixture
 
 RULES = ContainerRules(device_requests=False)
@@ -24,11 +32,11 @@ RULES = ContainerRules(device_requests=False)
 def make(request, tmp_path):
     """Makes engines of one kind on one node, as an agent does at each of its starts."""
     if request.param == "process":
-        return lambda cluster="test", node="node-a": ProcessEngine(
+        return lambda cluster=CLUSTER, node="node-a": ProcessEngine(
             tmp_path / f"{cluster}-{node}", cluster=cluster, node=node
         )
     url = request.getfixturevalue("dockerd").url
-    return lambda cluster="test", node="node-a": DockerEngine(
+    return lambda cluster=CLUSTER, node="node-a": DockerEngine(
         tmp_path / f"{cluster}-{node}", cluster=cluster, node=node, url=url, rules=RULES
     )
 
@@ -51,7 +59,7 @@ def launch(request, make):
 async def test_a_component_runs_and_its_end_is_told_with_exit_code_and_output(engine, launch):
     hints = engine.ends()
     running = await engine.start(launch("sh", "-c", "echo hello; echo oops >&2; exit 7", cards=(CARD,)))
-    assert (running.cluster, running.node, running.demand) == ("test", "node-a", "demand-100")
+    assert (running.cluster, running.node, running.demand) == (CLUSTER, "node-a", "demand-100")
     assert (running.epoch, running.component, running.cards) == (100, "main", (CARD,))
     hint = await asyncio.wait_for(anext(hints), 20)
     assert (hint.epoch, hint.component, hint.ref) == (100, "main", running.ref)
@@ -81,7 +89,7 @@ async def test_the_program_knows_whose_it_is(engine, launch):
     ended = await until_ended(engine, await engine.start(order))
     assert set((await output_of(engine, ended)).splitlines()) >= {
         "A=1",
-        "RIGBOOK_CLUSTER=test",
+        f"RIGBOOK_CLUSTER={CLUSTER}",
         "RIGBOOK_NODE=node-a",
         "RIGBOOK_DEMAND=demand-7",
         "RIGBOOK_EPOCH=7",
@@ -97,19 +105,15 @@ async def test_starting_twice_is_starting_once(engine, launch):
 
 
 async def test_a_stop_is_told_from_an_end_by_itself(engine, launch):
-    running = await engine.start(launch("sleep", "300"))
-    await engine.stop(running, grace_seconds=5, scope=StopScope.COMPONENTS)
+    running = await kit.started_and_up(engine, launch(*kit.UP_AND_SLEEP))
+    await engine.stop(running, grace_seconds=20, scope=StopScope.COMPONENTS)
     (ended,) = await engine.inventory()
     assert (ended.running, ended.exit_code, ended.stopped_by_us) == (False, 143, True)
 
 
 async def test_after_the_grace_it_is_killed(engine, launch):
-    running = await engine.start(launch("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.2; done"))
-
-    async def up():
-        return "up" in await output_of(engine, running)
-
-    await eventually(up)
+    deaf = launch("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.2; done")
+    running = await kit.started_and_up(engine, deaf)
     await engine.stop(running, grace_seconds=0.2, scope=StopScope.EVERYTHING)
     (ended,) = await engine.inventory()
     assert (ended.running, ended.exit_code, ended.stopped_by_us, ended.pids) == (False, 137, True, ())
@@ -128,8 +132,8 @@ async def test_stopping_twice_and_removing_twice_does_no_harm(engine, launch):
 
 async def test_the_next_agent_finds_what_runs_and_what_ended(engine, make, launch):
     runs = await engine.start(launch("sleep", "300", epoch=1))
-    stopped = await engine.start(launch("sleep", "300", epoch=2))
-    await engine.stop(stopped, grace_seconds=2, scope=StopScope.COMPONENTS)
+    stopped = await kit.started_and_up(engine, launch(*kit.UP_AND_SLEEP, epoch=2))
+    await engine.stop(stopped, grace_seconds=20, scope=StopScope.COMPONENTS)
     await engine.close()
     second = make()
     await second.open()
@@ -142,7 +146,7 @@ async def test_the_next_agent_finds_what_runs_and_what_ended(engine, make, launc
 
 async def test_another_cluster_and_node_see_nothing_of_it(engine, make, launch):
     running = await engine.start(launch("sleep", "300"))
-    for cluster, node in (("other", "node-a"), ("test", "node-b")):
+    for cluster, node in ((f"{CLUSTER}-other", "node-a"), (CLUSTER, "node-b")):
         stranger = make(cluster, node)
         await stranger.open()
         assert await stranger.inventory() == []

@@ -23,6 +23,7 @@ from rigbook_schemas.values import Mount, Port, StopScope
 
 from tests.contract import engine_fixtures as kit
 from tests.contract.engine_fixtures import (
+    CLUSTER,
     IMAGE,
     busybox_rootfs,
     eventually,
@@ -53,7 +54,7 @@ async def opened(tmp_path):
 
     async def open_(docker, rules=NO_CARDS, **options) -> DockerEngine:
         engine = DockerEngine(
-            tmp_path / "engine", cluster="test", node="node-a", url=docker.url, rules=rules, **options
+            tmp_path / "engine", cluster=CLUSTER, node="node-a", url=docker.url, rules=rules, **options
         )
         await engine.open()
         engines.append(engine)
@@ -136,7 +137,7 @@ async def test_limits_and_options_are_as_spelled_out(dockerd, opened):
     assert shown["Config"]["StopTimeout"] == 3
     labels = shown["Config"]["Labels"]
     assert {key.removeprefix("dev.rigbook."): value for key, value in labels.items()} == {
-        "cluster": "test",
+        "cluster": CLUSTER,
         "node": "node-a",
         "demand": "demand-100",
         "epoch": "100",
@@ -291,7 +292,7 @@ async def _first(engine) -> bool:
 
 
 async def test_no_daemon_at_all_says_what_to_do(tmp_path):
-    engine = DockerEngine(tmp_path, cluster="test", node="node-a", url=f"unix://{tmp_path}/nothing.sock")
+    engine = DockerEngine(tmp_path, cluster=CLUSTER, node="node-a", url=f"unix://{tmp_path}/nothing.sock")
     with pytest.raises(EngineError, match="systemctl start docker"):
         await engine.open()
 

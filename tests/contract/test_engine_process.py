@@ -24,7 +24,15 @@ from rigbook_nodeagent.engines.procfs import boot_id, stat_of
 from rigbook_nodeagent.engines.protocol import EngineError, StartRefused
 from rigbook_schemas.values import Mount, StopScope
 
-from tests.contract.engine_fixtures import alive, eventually, launch, output_of, reap_everything, until_ended
+from tests.contract.engine_fixtures import (
+    CLUSTER,
+    alive,
+    eventually,
+    launch,
+    output_of,
+    reap_everything,
+    until_ended,
+)
 
 EVERYTHING, COMPONENTS = StopScope.EVERYTHING, StopScope.COMPONENTS
 # leaves its process group and its parent, and says who it is; the launcher waits for SIGTERM or ends
@@ -52,7 +60,7 @@ def groups(request, tmp_path):
 
 @pytest.fixture
 async def engine(groups, tmp_path):
-    engine = ProcessEngine(tmp_path / "engine", cluster="test", node="node-a", cgroups=groups)
+    engine = ProcessEngine(tmp_path / "engine", cluster=CLUSTER, node="node-a", cgroups=groups)
     await engine.open()
     yield engine
     await reap_everything(engine)
@@ -89,7 +97,7 @@ async def test_the_environment_holds_whose_it_is_and_nothing_of_the_agent(engine
     assert lines >= {
         "MODEL=a b",
         "CUDA_VISIBLE_DEVICES=GPU-1",
-        "RIGBOOK_CLUSTER=test",
+        f"RIGBOOK_CLUSTER={CLUSTER}",
         "RIGBOOK_NODE=node-a",
         "RIGBOOK_DEMAND=demand-100",
         "RIGBOOK_EPOCH=100",
@@ -188,10 +196,10 @@ async def _more_than(engine, count):
 
 async def test_another_cluster_and_node_are_left_alone(engine, tmp_path):
     other = ProcessEngine(
-        tmp_path / "other", cluster="other", node="node-a", cgroups=cgroups("none", tmp_path)
+        tmp_path / "other", cluster=f"{CLUSTER}-other", node="node-a", cgroups=cgroups("none", tmp_path)
     )
     await other.open()
-    theirs = await other.start(launch("sleep", "300", cluster="other"))
+    theirs = await other.start(launch("sleep", "300", cluster=f"{CLUSTER}-other"))
     assert await engine.inventory() == []
     await engine.stop(theirs, grace_seconds=0.1, scope=EVERYTHING)
     assert alive(theirs.pids[0])
@@ -204,7 +212,7 @@ async def test_a_process_of_ours_without_a_record_is_seen_and_can_be_stopped(eng
         ["sleep", "300"],
         env={
             **os.environ,
-            "RIGBOOK_CLUSTER": "test",
+            "RIGBOOK_CLUSTER": CLUSTER,
             "RIGBOOK_NODE": "node-a",
             "RIGBOOK_EPOCH": "7",
             "RIGBOOK_DEMAND": "old",
@@ -218,8 +226,24 @@ async def test_a_process_of_ours_without_a_record_is_seen_and_can_be_stopped(eng
     assert stray.wait() == -signal.SIGTERM
 
 
+async def test_cgroups_of_forgotten_components_are_swept_at_the_next_start(tmp_path):
+    first = cgroups("own", tmp_path)
+    if not first.kind:
+        pytest.skip(f"needs cgroup v2 or v1 that may be written: {first.fact}")
+    (path,) = first.create("99-forgotten", memory_bytes=0)
+    engine = ProcessEngine(tmp_path / "engine", cluster=CLUSTER, node="node-a", cgroups=first)
+    await engine.open()
+    assert not Path(path).exists()
+    running = await engine.start(launch("true"))
+    await until_ended(engine, running)
+    assert Path(path).with_name("100-main").exists()
+    await reap_everything(engine)
+    await engine.close()
+    assert not Path(path).parent.exists()
+
+
 async def test_a_second_engine_on_the_same_folder_is_refused(engine, tmp_path):
-    second = ProcessEngine(tmp_path / "engine", cluster="test", node="node-a")
+    second = ProcessEngine(tmp_path / "engine", cluster=CLUSTER, node="node-a")
     with pytest.raises(EngineError, match="another agent uses"):
         await second.open()
 
@@ -228,7 +252,7 @@ async def test_an_oom_kill_in_its_own_cgroup_is_told(tmp_path):
     groups = cgroups("own", tmp_path)
     if not groups.memory_limits:
         pytest.skip(f"needs cgroup v2 or v1 with memory limits: {groups.fact}")
-    engine = ProcessEngine(tmp_path / "engine", cluster="test", node="node-a", cgroups=groups)
+    engine = ProcessEngine(tmp_path / "engine", cluster=CLUSTER, node="node-a", cgroups=groups)
     await engine.open()
     greedy = await engine.start(
         launch(sys.executable, "-c", "x = bytearray(200_000_000)", memory_bytes=32 * 1024**2)
@@ -249,11 +273,11 @@ from pathlib import Path
 from rigbook_nodeagent.engines.process import ProcessEngine
 from rigbook_nodeagent.engines.procfs import boot_id
 from rigbook_nodeagent.engines.cgroups import Cgroups
-from tests.contract.engine_fixtures import launch
+from tests.contract.engine_fixtures import CLUSTER, launch
 
 async def main():
     none = Cgroups("x", mounts=Path("/dev/null"))
-    engine = ProcessEngine(Path(sys.argv[1]), cluster="test", node="node-a", cgroups=none)
+    engine = ProcessEngine(Path(sys.argv[1]), cluster=CLUSTER, node="node-a", cgroups=none)
     await engine.open()
     pids = [(await engine.start(launch(*command, epoch=epoch))).pids for epoch, command in json.loads(sys.argv[2])]
     print(json.dumps(pids), flush=True)
@@ -286,7 +310,7 @@ async def adopt(tmp_path):
 
     async def opened() -> ProcessEngine:
         engine = ProcessEngine(
-            tmp_path / "engine", cluster="test", node="node-a", cgroups=cgroups("none", tmp_path)
+            tmp_path / "engine", cluster=CLUSTER, node="node-a", cgroups=cgroups("none", tmp_path)
         )
         await engine.open()
         engines.append(engine)
@@ -389,7 +413,7 @@ async def test_a_component_may_run_again_after_it_was_removed(engine):
 async def test_outputs_of_removed_components_go_after_a_while_and_files_of_programs_stay(tmp_path):
     engine = ProcessEngine(
         tmp_path / "engine",
-        cluster="test",
+        cluster=CLUSTER,
         node="node-a",
         cgroups=cgroups("none", tmp_path),
         removed_kept_max=1,
@@ -416,7 +440,7 @@ async def test_without_handles_on_processes_ends_are_found_by_looking(tmp_path, 
     monkeypatch.setattr("rigbook_nodeagent.engines.process.open_pidfd", lambda _pid: None)
     monkeypatch.setattr("rigbook_nodeagent.engines.process.TEND_SECONDS", 0.02)
     engine = ProcessEngine(
-        tmp_path / "engine", cluster="test", node="node-a", cgroups=cgroups("none", tmp_path)
+        tmp_path / "engine", cluster=CLUSTER, node="node-a", cgroups=cgroups("none", tmp_path)
     )
     await engine.open()
     hints = engine.ends()
@@ -434,7 +458,7 @@ async def test_output_stays_bounded_while_it_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr("rigbook_nodeagent.engines.process.TEND_SECONDS", 0.01)
     engine = ProcessEngine(
         tmp_path / "engine",
-        cluster="test",
+        cluster=CLUSTER,
         node="node-a",
         cgroups=cgroups("none", tmp_path),
         log_bytes_max=10_000,

@@ -50,12 +50,12 @@ class SimEngine:
             raise EngineError("the engine's socket is not there")
 
     async def start(self, launch: Launch) -> Running:
+        if (launch.epoch, launch.component.name) not in self._machine.parts:
+            self._began(launch)
         await self._call()
         for word in launch.component.command:
             if word.startswith("refuse:"):
                 raise StartRefused(word.partition(":")[2], "as the command says")
-        if (launch.epoch, launch.component.name) not in self._machine.parts:
-            self._began(launch)
         return self._running(self._machine.start(launch, self._kind))
 
     async def stop(self, running: Running, *, grace_seconds: float, scope: StopScope) -> None:
@@ -78,7 +78,9 @@ class SimEngine:
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:
-            left = [pid for pid in self._machine.living(part) if everything or self._machine.procs[pid].grouped]
+            left = [
+                pid for pid in self._machine.living(part) if everything or self._machine.procs[pid].grouped
+            ]
             if not left and not part.running:
                 return True
             wait = until - loop.time()

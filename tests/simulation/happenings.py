@@ -316,6 +316,13 @@ class Happenings:
         self.world.server.put_back(right)
         self.world.auditor.watching = True
         for program in self.world.programs.values():
+            # Who knew less than the wrong log showed took it for the right one. The operator, who put the right
+            # one back, starts these anew without what they had read.
+            misled = program.kind != "agent" and not (program.bus is not None and program.bus.knows_more)
+            if misled:
+                program.kill(arrives=True)
+                program.forget()
+                program.start()
             if program.bus is not None:
                 program.bus.knows_more = False
 

@@ -138,6 +138,11 @@ class Program:
         self.bus.hang_up(arrives=arrives)
         self.task = None
 
+    def forget(self) -> None:
+        """Its data folder is moved away."""
+        self.disk.lose()
+        self.shelf = Shelf()
+
     async def stop(self) -> None:
         """SIGTERM: it puts its things in order, and is killed when that takes too long."""
         task = self.task

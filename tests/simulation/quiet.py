@@ -27,7 +27,7 @@ def show(time: Callable[[], float], write: Callable[[str], Any]) -> None:
     """One line per happening, with virtual time in front."""
 
     def line(_logger: object, name: str, event: dict[str, Any]) -> str:
-        who = event.pop("instance", None) or event.pop("node", "")
+        who = str(event.pop("instance", None) or event.pop("node", None) or "")
         rest = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("event", "exc_info"))
         write(f"{time():9.3f} {name:7} {who:10} {event.get('event')} {rest}")
         raise structlog.DropEvent

@@ -56,7 +56,7 @@ def subject_of(data: e.Payload) -> str:
     match data:
         case e.DemandRaised() | e.DemandWithdrawn():
             return subjects.demand(data.project)
-        case e.Bound():
+        case e.Bound() | e.Adopted():
             return subjects.bind(tuple(share.node for share in data.shares))
         case e.Deferred() | e.Refused():
             return subjects.verdict(data.project)

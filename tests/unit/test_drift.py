@@ -105,13 +105,29 @@ def test_a_daemon_whose_first_process_ended_still_runs() -> None:
 
 
 def test_a_stop_has_its_time() -> None:
-    """Grace 1 s, the component's own 10 s, and 2 s for the rest: until then it is pending, not a leftover."""
+    """Grace 1 s, and 2 s for the rest: until then it is pending, not a leftover."""
     w = Watchman(*STOPPED)
     key = drift_key(DriftKind.LEFTOVER, "a", epoch_of(w.state, "d"))
-    w.passes(10)
+    w.passes(1.5)
     shown = w.compares(**held(w))
     assert (shown.sightings, shown.pending) == ((), frozenset({key}))
-    w.passes(1)
+    assert kinds(w.compares(**held(w))) == [DriftKind.LEFTOVER]
+
+
+def test_access_points_are_stopped_before_the_server_and_both_have_the_grace() -> None:
+    told = bound()
+    parts = tuple(v.Component(name=r, role=v.Role(r)) for r in ("access", "server"))
+    told = msgspec.structs.replace(told, shares=(msgspec.structs.replace(told.shares[0], components=parts),))
+    w = Watchman(joined(), raised(), told, started(), withdrawn(), evicted(grace_seconds=10.0))
+    w.passes(20)
+    assert kinds(w.compares(**held(w))) == []
+    assert kinds(w.compares(**held(w))) == [DriftKind.LEFTOVER]
+
+
+def test_without_an_order_the_components_stop_times_count_from_the_withdrawal() -> None:
+    w = Watchman(*RUNNING, withdrawn())
+    w.passes(10.5)
+    assert kinds(w.compares(**held(w))) == []
     assert kinds(w.compares(**held(w))) == [DriftKind.LEFTOVER]
 
 
@@ -340,6 +356,13 @@ def test_case_17_a_device_that_was_not_allotted() -> None:
     seen = one(w.compares(components=(runs(w.state, gpus=(A0, A1)),)))
     assert (seen.kind, seen.card) == (DriftKind.WRONG_CARD, A1)
     assert f"its component was given {A1}" in seen.sentence
+
+
+def test_on_a_wrong_card_while_it_is_being_stopped_is_not_told_beside_the_stop() -> None:
+    w = Watchman(*STOPPED)
+    shown = w.compares(components=(runs(w.state),), cards=(shows(A0), shows(A1, process(w.state))))
+    assert kinds(shown) == []
+    assert {key.split(".")[0] for key in shown.pending} == {"leftover", "wrong_card"}
 
 
 SLICE = (joined(), raised(), bound(mode=v.Mode.MEMORY_SLICE, memory_bytes=24 * GIB), started())

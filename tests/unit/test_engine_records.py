@@ -111,8 +111,9 @@ async def test_following_survives_a_trim(tmp_path):
 
 # -- /proc --------------------------------------------------------------------------------------------
 
+CLUSTER = f"c{os.getpid()}"  # another test session has its own
 OURS = {
-    "RIGBOOK_CLUSTER": "c",
+    "RIGBOOK_CLUSTER": CLUSTER,
     "RIGBOOK_NODE": "n",
     "RIGBOOK_EPOCH": "7",
     "RIGBOOK_DEMAND": "d",
@@ -121,7 +122,7 @@ OURS = {
 
 
 def test_a_scan_finds_ours_by_environment_only():
-    table = ProcessTable("c", "n")
+    table = ProcessTable(CLUSTER, "n")
     processes = [
         subprocess.Popen(["sleep", "60"], env=environment)
         for environment in (
@@ -156,7 +157,7 @@ def test_a_scan_finds_ours_by_environment_only():
 
 
 def test_a_process_that_takes_the_name_of_ours_is_told_from_it(monkeypatch):
-    table = ProcessTable("c", "n")
+    table = ProcessTable(CLUSTER, "n")
     first = subprocess.Popen(["sleep", "60"], env=OURS)
     assert len(table.scan()) == 1
     known = table._ours[str(first.pid)]

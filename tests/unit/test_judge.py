@@ -81,6 +81,16 @@ def test_one_sighting_is_nothing_however_long_ago() -> None:
         assert w.sees(again=same) == [], "the same heartbeat judged again"
 
 
+def test_an_order_given_in_between_begins_anew() -> None:
+    """Somebody orders the stop once more: it has its time again, and then the grace."""
+    w = Watchman(*LOST)
+    w.passes(20)
+    w.sees_for(2, **held(w))
+    w.happens(evicted(grace_seconds=10.0))
+    assert w.sees_for(13, **held(w)) == []
+    assert names(w.sees(**held(w))) == ["DriftDetected"]
+
+
 def test_two_sightings_within_the_grace_are_nothing() -> None:
     w = Watchman(*STOPPED)
     assert [w.sees(after=0.1, **held(w)) for _ in range(10)] == [[]] * 10
@@ -351,7 +361,7 @@ def test_own_fault_is_ended_only_when_switched_on_and_once(kind: DriftKind) -> N
             shows(uuid, *([process(w.state, memory_bytes=size * GIB)] if size else []))
             for uuid, size in zip((A0, A1), there, strict=True)
         ]
-        w.sees_for(10, components=(runs(w.state),), cards=tuple(cards))
+        w.sees_for(7, components=(runs(w.state),), cards=tuple(cards))
         assert w.kinds() == ["DriftDetected", *(["EvictionOrdered"] if healing else [])]
         assert (w.state.demands["d"].phase is Phase.RELEASING) is bool(healing)
 
@@ -430,6 +440,21 @@ def test_with_a_hold_nothing_is_judged_and_all_is_forgotten() -> None:
     assert [w.sees(hold="mass loss", **held(w)) for _ in range(20)] == [[]] * 20
     assert w.sees(**held(w)) == []
     assert w.sees(**held(w)) == []
+
+
+def test_a_sighting_that_must_not_be_is_not_acted_on() -> None:
+    """Whatever `compare` may say one day: what is bound and wanted is no leftover to be ended."""
+    w = Watchman(*STOPPED, healing=list(DriftKind))
+    seen = w.compares(**held(w))
+    other = Watchman(*RUNNING, healing=list(DriftKind))
+    for number in range(10):
+        other.passes(1)
+        verdict = other.judges(msgspec.structs.replace(seen, number=number))
+        other.watches = verdict.watches
+        for act in verdict.detected:
+            other.happens(act.data)
+        assert verdict.evictions == ()
+    assert other.state.drifts
 
 
 def test_an_unreachable_node_is_not_judged() -> None:

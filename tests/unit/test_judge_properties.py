@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 A0, A1 = card("a", 0), card("a", 1)
-QUICKLY = settings(max_examples=120, deadline=None)
+QUICKLY = settings(max_examples=80, deadline=None)
 
 BOOKS: dict[str, tuple[Any, ...]] = {
     "bound": (joined(), raised(), bound()),

@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from rigbook_bus.memory import Faults, MemoryBus, MemoryServer
+from rigbook_bus.protocol import BusError
 from rigbook_bus.telemetry import Telemetry
 from rigbook_ledger.evolve import evolve
 from rigbook_ledger.state import State
@@ -125,7 +126,7 @@ class World:
             await asyncio.sleep(1.0)
             shown = self.shown[node]
             if shown is not None:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(BusError):
                     await self.beat(node, **shown(self.state))
 
     async def beat(self, node: str, **more: Any) -> None:
@@ -507,3 +508,16 @@ async def test_nothing_is_told_on_a_book_that_is_not_read_to_its_end(world: Worl
     assert world.kinds() == []
     await asyncio.sleep(60)
     assert world.kinds() == []
+
+
+@in_world()
+async def test_short_graces_are_options(world: World) -> None:
+    await world.begin("a", "b", "c")
+    await world.reaper(Options(grace_seconds=2.0, stop_seconds=0.5, silence_seconds=3.0))
+    await stop_app(world)
+    await asyncio.sleep(15)
+    assert world.kinds() == ["drift.detected"]
+    await asyncio.sleep(5)
+    world.shown["b"] = None
+    await asyncio.sleep(5)
+    assert world.kinds() == ["drift.detected", "node.unreachable"]

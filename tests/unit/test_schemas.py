@@ -135,7 +135,7 @@ def test_the_committed_documents_are_those_that_the_types_give() -> None:
     made = documents()
     differ = sorted(name for name in {*there, *made} if there.get(name) != made.get(name))
     assert not differ, (
-        f"{', '.join(differ)}: run `rigbook schema` (or `make schema`) and commit what it writes"
+        f"{', '.join(differ)}: run `rigbook schema --out schemas/documents` (or `make schema`) and commit what it writes"
     )
 
 

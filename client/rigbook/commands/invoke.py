@@ -67,14 +67,15 @@ async def watch(draw: Callable[[], Awaitable[RenderableType]]) -> None:
     from rich.live import Live
 
     from rigbook.output import console
+    from rigbook.tables import fitted
 
     to = console()
     if not to.is_terminal:
         while True:
-            to.print(await draw())
+            to.print(fitted(await draw(), to))
             to.print()
             await asyncio.sleep(WATCH_SECONDS)
-    with Live(await draw(), console=to, auto_refresh=False, vertical_overflow="visible") as live:
+    with Live(fitted(await draw(), to), console=to, auto_refresh=False, vertical_overflow="visible") as live:
         while True:
-            live.update(await draw(), refresh=True)
+            live.update(fitted(await draw(), to), refresh=True)
             await asyncio.sleep(WATCH_SECONDS)

@@ -113,7 +113,8 @@ async def _up(options: object) -> int:
         await _say_what_stays(cell.url)
         return Exit.OK
     finally:
-        say(f"{signals[0] if signals else 'ending'}: ending in order")
+        if any(pid for _, _, pid, _ in cell.states()):
+            say(f"{f'{signals[0]}: ' if signals else ''}ending in order")
         await cell.stop()
 
 

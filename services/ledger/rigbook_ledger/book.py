@@ -17,7 +17,7 @@ import structlog
 from rigbook_schemas.subjects import LEDGER_STREAM
 
 from rigbook_ledger.entries import AUDIT, Entries, Gap
-from rigbook_ledger.follower import LogDiscontinued, check_continues
+from rigbook_ledger.continuity import Known, LogDiscontinued, check_continues
 from rigbook_ledger.identity import fold_identity
 from rigbook_ledger.state import Finding, State, restore, snapshot
 from rigbook_ledger.store import Mark, Store, StoreUnreadable, move_aside
@@ -237,7 +237,10 @@ async def _replace(bus: Bus, path: Path, error: StoreUnreadable) -> Store:
             f"{LEDGER_STREAM} is whole, then move the file away; the book is made anew from the stream"
         ) from error
     try:
-        await check_continues(bus, known.stream_created_ns, known.position, known.event_id)
+        await check_continues(
+            bus,
+            Known(created_ns=known.stream_created_ns, position=known.position, event_id=known.event_id),
+        )
     except LogDiscontinued as lost:
         raise StoreUnreadable(
             f"{error}, and {lost}. This file may be the only copy of {known.position} events: keep it, "

@@ -16,7 +16,7 @@ from rigbook_schemas.wire import rfc3339
 
 from rigbook_ledger.audit import audit_touched
 from rigbook_ledger.entries import AUDIT
-from rigbook_ledger.follower import LogAbsent, LogDiscontinued, check_continues
+from rigbook_ledger.continuity import LogAbsent, LogDiscontinued, LogRecovered, check_continues, known_of
 from rigbook_ledger.streams import ensure_streams
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Bookkeeper:
         bus.on_link(self._on_link)
 
     async def follow(self) -> None:
-        """For ever. Raises StreamMisfit."""
+        """For ever. Raises StreamMisfit, and LogRecovered when the book must be made anew from the log."""
         pause = RETRY_SECONDS_MIN
         while True:
             try:
@@ -86,6 +86,8 @@ class Bookkeeper:
                     await tail.close()
             except LogAbsent:
                 await self._clock.sleep(pause)
+            except LogRecovered:
+                raise
             except LogDiscontinued as error:
                 self._enter_safe_mode(str(error))
                 await self._clock.sleep(RECHECK_SECONDS)
@@ -126,15 +128,14 @@ class Bookkeeper:
 
     async def _check(self) -> None:
         state = self._book.state
-        known = self._book.stream_created_ns if state.position else None
-        self._book.stream_created_ns = await check_continues(self._bus, known, state.position, state.event_id)
+        known = known_of(self._book.stream_created_ns, state) if state.position else None
+        self._book.stream_created_ns = await check_continues(self._bus, known)
 
     def _enter_safe_mode(self, why: str) -> None:
         if why != self.safe_mode:
             _log.error(
                 "safe mode: the log does not continue what is in the book; nothing is folded, questions are answered "
-                "from the book. Restore the stream; or, when this log is the right one, stop the ledger and move its "
-                "file away",
+                "from the book. See `rigbook doctor`, then `rigbook recover`",
                 why=why, position=self._book.state.position, file=str(self._book.store.path),
             )  # fmt: skip
         self.safe_mode = why

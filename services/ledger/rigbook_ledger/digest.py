@@ -29,6 +29,7 @@ def digest(state: State) -> str:
             state.chain,
             state.finding_count,
             state.unknown_count,
+            state.generation,
         ),
         sorted(state.nodes.items()),
         sorted(state.cards.items()),

@@ -17,9 +17,10 @@ so ledger against card looks consistent; what is wrong is that desired is stoppe
 Whose word is it? Each row also has a time before which it is no difference but work under way: it is then
 `pending`, which keeps an open drift open and counts for nothing else.
 
-- `leftover`: the order's grace (or the longest component's stop time) and `stop_seconds` must have passed
-  since the order; at once after the agent's final `exited`. An order that the agent has not read yet
-  (`engine_position`) has `unread_seconds` instead.
+- `leftover`: the order's grace (twice, where access points are stopped before a server) and `stop_seconds`
+  must have passed since the order, or the components' own stop times since the withdrawal when nobody ordered
+  it; at once after the agent's final `exited`. An order that the agent has not read (`engine_position`) has
+  at least `unread_seconds`.
 - `missing`: the share had `started` before this was observed; or has `exited` for `unreleased_seconds`; or is
   bound for `start_seconds` and not started (images are pulled in that time); or was ordered to stop, as above.
 - An epoch beyond `state.position` is a binding that we have not folded yet: nothing.
@@ -33,7 +34,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rigbook_schemas.values import GIB, DriftKind, Evidence, Mode
+from rigbook_schemas.values import GIB, DriftKind, Evidence, Mode, Role
 
 from rigbook_ledger import evidence as say
 from rigbook_ledger.observed import Beat, Observed, observe
@@ -222,13 +223,15 @@ class _Rows:
         if self.node in binding.exited:
             return True
         share = binding.share(self.node)
-        stop_seconds = max((c.stop_grace_seconds for c in share.components), default=0.0) if share else 0.0
-        allowed_seconds, since_ns = stop_seconds, demand.withdrawn_ns or binding.bound_ns
+        components = share.components if share is not None else ()
+        since_ns = demand.withdrawn_ns or binding.bound_ns
+        allowed_seconds = max((c.stop_grace_seconds for c in components), default=0.0)
         if binding.eviction is not None:
-            since_ns = binding.eviction.ordered_ns
-            allowed_seconds = max(stop_seconds, binding.eviction.grace_seconds)
-            if binding.eviction.seq > self.beat.heartbeat.engine_position:
-                allowed_seconds = max(allowed_seconds, self.tolerance.unread_seconds)
+            since_ns, allowed_seconds = binding.eviction.ordered_ns, binding.eviction.grace_seconds
+        # Access points are stopped first, then the rest: each of the two has the grace.
+        allowed_seconds *= max(1, len({c.role is Role.ACCESS for c in components}))
+        if binding.eviction is not None and binding.eviction.seq > self.beat.heartbeat.engine_position:
+            allowed_seconds = max(allowed_seconds, self.tolerance.unread_seconds)
         return self.beat.received_ns >= since_ns + (allowed_seconds + self.tolerance.stop_seconds) * _NS
 
     def _fenced(self, binding: Binding) -> bool:

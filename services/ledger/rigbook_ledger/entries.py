@@ -190,7 +190,7 @@ class Entries:
                 mention(("n:" + known.node, seq))
             if has_card and known.card:
                 mention(("c:" + known.card, seq))
-            if kind == "bound":
+            if kind in ("bound", "adopted"):
                 for share in known.shares:
                     mention(("n:" + share.node, seq))
                     for allotment in share.allotments:
@@ -244,7 +244,16 @@ def _before_drift(state: State, data: e.DriftDetected | e.DriftCleared) -> bool:
 
 
 def _bound(entries: Entries, state: State, record: Record, _data: e.Bound, _seen: None) -> None:
-    binding = state.bindings.get(record.seq)
+    _tenures(entries, state, state.bindings.get(record.seq))
+
+
+def _adopted(entries: Entries, state: State, record: Record, data: e.Adopted, _seen: None) -> None:
+    binding = state.bindings.get(data.epoch)
+    if binding is not None and binding.event_id == record.id:
+        _tenures(entries, state, binding)
+
+
+def _tenures(entries: Entries, state: State, binding: Binding | None) -> None:
     if binding is None:
         return  # void
     demand = state.demands[binding.demand]
@@ -330,6 +339,7 @@ _BEFORE: Final[dict[type, Callable[[State, Any], Any]]] = {
 }
 _AFTER: Final[dict[type, Callable[[Entries, State, Record, Any, Any], None]]] = {
     e.Bound: _bound,
+    e.Adopted: _adopted,
     e.DemandWithdrawn: _withdrawn,
     e.Released: _released,
     e.DriftDetected: _detected,

@@ -131,6 +131,7 @@ _APPLY: Final = _Apply(
         e.DemandRaised: ownership.raised,
         e.DemandWithdrawn: ownership.withdrawn,
         e.Bound: ownership.bound,
+        e.Adopted: ownership.adopted,
         e.Deferred: ownership.deferred,
         e.Refused: ownership.refused,
         e.EvictionOrdered: ownership.eviction_ordered,
@@ -154,5 +155,7 @@ _APPLY: Final = _Apply(
         e.PriorityCapped: fleet.capped,
         e.HealingSet: fleet.healing_set,
         e.UnknownAccepted: fleet.unknown_accepted,
+        e.SequenceSkipped: fleet.sequence_skipped,
+        e.LogRecovered: fleet.log_recovered,
     }
 )

@@ -22,11 +22,13 @@ __all__ = [
     "drift_detected",
     "healing_set",
     "joined",
+    "log_recovered",
     "mode_set",
     "quarantined",
     "quota_set",
     "recovered",
     "restored",
+    "sequence_skipped",
     "uncordoned",
     "unknown_accepted",
     "unreachable",
@@ -235,3 +237,19 @@ def unknown_accepted(state: State, record: Record, data: e.UnknownAccepted) -> N
             "nothing_to_accept",
             f"no unknown event at sequence {data.seq} is waiting to be accepted",
         )
+
+
+def sequence_skipped(state: State, record: Record, data: e.SequenceSkipped) -> None:
+    """Nothing but its place on the log."""
+
+
+def log_recovered(state: State, record: Record, data: e.LogRecovered) -> None:
+    if data.generation <= state.generation:
+        find(
+            state,
+            record,
+            "stale_recovery",
+            f"recovery {data.generation} after recovery {state.generation}; it changes nothing",
+        )
+        return
+    state.generation = data.generation

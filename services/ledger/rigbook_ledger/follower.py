@@ -1,8 +1,8 @@
 """Following the log: read a batch, fold it, know when one has caught up. The loop all deciders share.
 
 A follower begins where its snapshot ends, and only after it has seen that the stream is still the one
-it knew: same creation time, not behind the snapshot, the same event id at its position. Anything else
-is `LogDiscontinued`: whoever follows must stop deciding (safe mode).
+it knew (`continuity`). Anything else is `LogDiscontinued`: whoever follows must stop deciding (safe mode).
+When an operator has recovered the log, it begins anew.
 """
 
 from __future__ import annotations
@@ -17,6 +17,14 @@ from rigbook_bus.protocol import BusError, BusUnavailable, Link
 from rigbook_schemas.subjects import LEDGER_STREAM
 from rigbook_schemas.wire import Record, decode
 
+from rigbook_ledger.continuity import (
+    Known,
+    LogAbsent,
+    LogDiscontinued,
+    LogRecovered,
+    check_continues,
+    known_of,
+)
 from rigbook_ledger.evolve import evolve
 from rigbook_ledger.identity import fold_identity
 from rigbook_ledger.state import State, restore, snapshot
@@ -27,25 +35,18 @@ if TYPE_CHECKING:
 
     from rigbook_bus.protocol import Bus, Message, Tail
 
-__all__ = ["Follower", "LogAbsent", "LogDiscontinued", "Saved", "SnapshotFile", "check_continues"]
+__all__ = [
+    "Follower",
+    "Known",
+    "LogAbsent",
+    "LogDiscontinued",
+    "LogRecovered",
+    "Saved",
+    "SnapshotFile",
+    "check_continues",
+]
 
 BATCH_MAX: Final = 2000
-
-Known = tuple[int, int, str]
-"""(creation time of the stream, position, event id there): enough to tell whether a log continues it."""
-
-
-class LogDiscontinued(Exception):
-    """The log does not continue what we knew: it was made anew, lost its end, or holds other events."""
-
-    code = "log_discontinued"
-
-
-class LogAbsent(LogDiscontinued):
-    """There is no ledger stream, and we never knew one: the ledger has not made it yet."""
-
-    code = "log_absent"
-
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot, the identity of the stream it is of, and of the fold that made it."""
@@ -63,6 +64,24 @@ class SnapshotFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._remembered: Known | None = None
+
+    def known(self) -> Known | None:
+        """What was read of which log when `remember` was last called."""
+        try:
+            return msgspec.json.decode(self._known_file.read_bytes(), type=Known)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+
+    def remember(self, known: Known | None) -> None:
+        """Cheap, and called often: snapshots are rare, and a killed decider must not forget which log it knew."""
+        if known is not None and known != self._remembered:
+            _replace(self._known_file, msgspec.json.encode(known))
+            self._remembered = known
+
+    @property
+    def _known_file(self) -> Path:
+        return self._path.with_suffix(".known")
 
     def load(self) -> tuple[int, State] | None:
         """(stream creation time, state), or None when there is none of this code version."""
@@ -80,40 +99,14 @@ class SnapshotFile:
         body = msgspec.msgpack.encode(
             Saved(fold=fold_identity(), stream_created_ns=stream_created_ns, state=snapshot(state))
         )
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._path.with_suffix(".new")
-        fresh.write_bytes(body)
-        os.replace(fresh, self._path)  # noqa: PTH105 - the atomicity is the point
+        _replace(self._path, body)
 
 
-async def check_continues(bus: Bus, created_ns: int | None, position: int, event_id: str) -> int:
-    """Raise LogDiscontinued unless the ledger stream continues (created_ns, position, event_id).
-
-    Returns the stream's creation time. `created_ns` None = we know nothing yet.
-    """
-    facts = await bus.stream(LEDGER_STREAM)
-    if facts is None and created_ns is None:
-        raise LogAbsent(
-            f"stream {LEDGER_STREAM} does not exist yet; a ledger makes it (`rigbook serve ledger`)"
-        )
-    if facts is None:
-        raise LogDiscontinued(
-            f"stream {LEDGER_STREAM} does not exist; is this the right server and data folder?"
-        )
-    if created_ns is not None and facts.created_ns != created_ns:
-        raise LogDiscontinued(f"stream {LEDGER_STREAM} is another one than before (creation time changed)")
-    if facts.last_seq < position:
-        raise LogDiscontinued(
-            f"stream {LEDGER_STREAM} ends at {facts.last_seq}, we had read to {position}: its end is lost"
-        )
-    if position:
-        there = await bus.message(LEDGER_STREAM, position)
-        found = "" if there is None else decode(there.seq, there.subject, there.received_ns, there.body).id
-        if there is None or found != event_id:
-            raise LogDiscontinued(
-                f"event {position} of {LEDGER_STREAM} is {found or 'gone'!r}, we had read {event_id!r}"
-            )
-    return facts.created_ns
+def _replace(path: Path, body: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_bytes(body)
+    os.replace(fresh, path)  # noqa: PTH105 - the atomicity is the point
 
 
 class Follower:
@@ -151,19 +144,30 @@ class Follower:
         """What has been read of which log; None = nothing yet. For the next run: see `__init__`."""
         if self._created_ns is None or not self.state.position:
             return self._known
-        return self._created_ns, self.state.position, self.state.event_id
+        return known_of(self._created_ns, self.state)
+
+    def remember(self) -> None:
+        """Note on disk which log was read how far; for services to call now and then."""
+        if self._snapshots:
+            self._snapshots.remember(self.known)
 
     async def open(self) -> None:
-        """Raises LogDiscontinued, BusError."""
-        if self._known is not None:
-            await check_continues(self._bus, *self._known)
+        """Raises LogDiscontinued, BusError. A log that was recovered is folded anew."""
         loaded = self._snapshots.load() if self._snapshots else None
         if loaded is not None:
             self._created_ns, self.state = loaded
             self._saved_at = self.state.position
-        self._created_ns = await check_continues(
-            self._bus, self._created_ns, self.state.position, self.state.event_id
-        )
+        known = [self._known, self._snapshots.known() if self._snapshots else None]
+        if loaded is not None:
+            known.append(known_of(*loaded))
+        try:
+            for one in known:
+                if one is not None:
+                    await check_continues(self._bus, one)
+        except LogRecovered:
+            self.state = State()
+            self._saved_at = 0
+        self._created_ns = await check_continues(self._bus, None)
         facts = await self._bus.stream(LEDGER_STREAM)
         self._goal = facts.last_seq if facts else 0
         self._tail = await self._bus.tail(LEDGER_STREAM, start_seq=self.state.position + 1)
@@ -179,7 +183,7 @@ class Follower:
         if self._reconnected:
             self._reconnected = False
             try:
-                await check_continues(self._bus, self._created_ns, self.state.position, self.state.event_id)
+                await check_continues(self._bus, self.known)
             except BusError:
                 self._reconnected = True  # no answer: what was read is held until it has been looked at
                 raise

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from rigbook_schemas import events as e
 from rigbook_schemas.subjects import GANG
 from rigbook_schemas.values import VerdictClass
+from rigbook_schemas.wire import instant
 
 from rigbook_ledger.state import Binding, Demand, Eviction, Phase
 from rigbook_ledger.steps import charge, find, forget_absent, move, put_binding, put_card, without
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rigbook_ledger.state import State
 
 __all__ = [
+    "adopted",
     "bound",
     "deferred",
     "eviction_ordered",
@@ -108,7 +110,14 @@ def bound(state: State, record: Record, data: e.Bound) -> None:
         find(state, record, "void_binding", f"{problem}; epoch {record.seq} gives no right to any card")
         return
     assert demand is not None
-    epoch = record.seq
+    _hold(state, record, demand, data, epoch=record.seq, policy=data.policy, bound_ns=record.received_ns)
+
+
+def _hold(
+    state: State, record: Record, demand: Demand, data: e.Bound | e.Adopted,
+    *, epoch: int, policy: str, bound_ns: int,
+) -> Binding:  # fmt: skip
+    """Reserve the cards, and put the binding beside its demand."""
     total = 0
     for share in data.shares:
         for allotment in share.allotments:
@@ -128,9 +137,9 @@ def bound(state: State, record: Record, data: e.Bound) -> None:
         project=demand.spec.project,
         mode=data.shares[0].allotments[0].mode,
         shares=data.shares,
-        bound_ns=record.received_ns,
+        bound_ns=bound_ns,
         event_id=record.id,
-        policy=data.policy,
+        policy=policy,
         memory_bytes=total,
     )
     put_binding(state, binding)
@@ -142,8 +151,53 @@ def bound(state: State, record: Record, data: e.Bound) -> None:
         # The agent got the binding and may have started: it is a real binding of something unwanted.
         state.ended.pop(data.demand, None)
         _releasing(state, record, demand, binding, wanted=False, **held)
-        return
+        return binding
     move(state, record, demand, Phase.BOUND, reasons=(), **held)
+    return binding
+
+
+def adopted(state: State, record: Record, data: e.Adopted) -> None:
+    """The operator's word that something of a lost log still runs: its demand and its binding, as they were."""
+    demand = state.demands.get(data.demand)
+    problem = ""
+    if data.spec.demand != data.demand:
+        problem = f"the demand told of is {data.spec.demand}, not {data.demand}"
+    elif data.epoch >= record.seq:
+        problem = f"epoch {data.epoch} lies ahead of this event"
+    elif data.epoch in state.bindings:
+        problem = f"epoch {data.epoch} is live, of demand {state.bindings[data.epoch].demand}"
+    if demand is None and not problem:
+        demand = Demand(
+            spec=data.spec,
+            phase=Phase.WAITING,
+            raised_seq=record.seq,
+            raised_ns=record.received_ns,
+            since_seq=record.seq,
+            since_ns=record.received_ns,
+            event_id=record.id,
+            traceparent=record.traceparent,
+        )
+        problem = _bound_problem(state, record, data, demand)
+        if not problem:
+            state.demands[data.demand] = demand
+            state.waiting[data.demand] = None
+            state.touched.demands.add(data.demand)
+    elif not problem:
+        problem = _bound_problem(state, record, data, demand)
+    if problem or demand is None:
+        find(state, record, "void_binding", f"{problem}; epoch {data.epoch} is not adopted")
+        return
+    bound_ns = instant(data.bound) or record.received_ns
+    binding = _hold(state, record, demand, data, epoch=data.epoch, policy="adopted", bound_ns=bound_ns)
+    nodes = {share.node for share in data.shares}
+    binding = replace(
+        binding,
+        started=tuple(n for n in data.started if n in nodes),
+        ready=tuple(n for n in data.ready if n in nodes),
+    )
+    if not data.wanted:
+        _releasing(state, record, state.demands[data.demand], binding, wanted=False)
+    _run_changed(state, record, binding, state.demands[data.demand])
 
 
 def _check_rules(state: State, record: Record, binding: Binding) -> None:
@@ -174,13 +228,16 @@ def _check_rules(state: State, record: Record, binding: Binding) -> None:
                 )
 
 
-def _bound_problem(state: State, record: Record, data: e.Bound, demand: Demand | None) -> str:
+def _bound_problem(
+    state: State, record: Record, data: e.Bound | e.Adopted, demand: Demand | None
+) -> str:
     if demand is None:
         return f"demand {data.demand} was never raised"
     if demand.phase not in (Phase.WAITING, Phase.WITHDRAWN, Phase.REFUSED):
         return f"demand {data.demand} is {demand.phase}, not waiting"
-    if data.project != demand.spec.project:
-        return f"demand {data.demand} belongs to project {demand.spec.project}, not {data.project}"
+    project = data.project if isinstance(data, e.Bound) else data.spec.project
+    if project != demand.spec.project:
+        return f"demand {data.demand} belongs to project {demand.spec.project}, not {project}"
     nodes = tuple(share.node for share in data.shares)
     if len(set(nodes)) != len(nodes):
         return f"a node has two shares ({', '.join(nodes)})"

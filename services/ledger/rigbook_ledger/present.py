@@ -168,6 +168,10 @@ def binding_rows(
                 memory_bytes=binding.memory_bytes,
                 shares=binding.shares,
                 eviction="" if binding.eviction is None else binding.eviction.reason.value,
+                workload=holder.spec.workload,
+                restart=holder.spec.restart,
+                started=binding.started,
+                released=binding.released,
             ),
         )
 

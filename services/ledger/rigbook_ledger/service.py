@@ -13,9 +13,10 @@ from rigbook_bus.telemetry import Telemetry
 from rigbook_ledger.answers import Answers
 from rigbook_ledger.book import open_book
 from rigbook_ledger.bookkeeper import Bookkeeper
+from rigbook_ledger.continuity import LogRecovered
 from rigbook_ledger.heartbeat import Heartbeats
 from rigbook_ledger.orders import Orders
-from rigbook_ledger.store import Store
+from rigbook_ledger.store import Store, move_aside
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,13 +51,34 @@ async def serve(
 ) -> None:
     """Run until cancelled; then the last entries and a snapshot are written.
 
-    `ready` is set once questions are answered and the log is caught up with (or safe mode is entered).
+    When the log was recovered, the book is moved aside (it may be the only copy of what was lost) and made
+    anew from the log. `ready` is set once questions are answered and the log is caught up with (or safe mode is entered).
     Raises StoreError (folder in use, file unusable), StreamMisfit, BusError when the bus is not there at
     the start.
     """
     del new_id  # the ledger is nobody's author
-    log = structlog.get_logger().bind(instance=options.instance)
     telemetry = telemetry or Telemetry("ledger")
+    while True:
+        try:
+            await _keep(bus, options, clock, telemetry, ready, open_store)
+        except LogRecovered as recovered:
+            aside = move_aside(options.data / FILE)
+            structlog.get_logger().bind(instance=options.instance).warning(
+                "the log was recovered; the book is moved aside and made anew",
+                why=str(recovered),
+                aside=str(aside),
+            )
+
+
+async def _keep(
+    bus: Bus,
+    options: Options,
+    clock: Clock,
+    telemetry: Telemetry,
+    ready: asyncio.Event | None,
+    open_store: Callable[[Path], Awaitable[Store]],
+) -> None:
+    log = structlog.get_logger().bind(instance=options.instance)
     settled = asyncio.Event()
     began = clock.monotonic()
     book = await open_book(

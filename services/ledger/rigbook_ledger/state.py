@@ -245,6 +245,7 @@ class State:
         "event_id",
         "finding_count",
         "findings",
+        "generation",
         "nodes",
         "own_position",
         "policy",
@@ -263,6 +264,7 @@ class State:
         self.own_position = 0  # the same for `rig.own.>`: what an ownership append expects
         self.event_id = ""  # of the event at `position`
         self.received_ns = 0
+        self.generation = 0  # of the latest recovery of the log; 0 = it was never lost
         self.chained = b""  # running hash over whole runs of `CHAIN_RUN` entries
         # Entries since then: an event's id, before it its sequence when it is not the one after the last.
         self.unchained: list[str | int] = []
@@ -338,6 +340,7 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     own_position: int
     event_id: str
     received_ns: int
+    generation: int
     chained: bytes
     unchained: list[str | int]
     nodes: list[Node]
@@ -366,6 +369,7 @@ def snapshot(state: State) -> bytes:
             own_position=state.own_position,
             event_id=state.event_id,
             received_ns=state.received_ns,
+            generation=state.generation,
             chained=state.chained,
             unchained=state.unchained,
             nodes=list(state.nodes.values()),
@@ -391,6 +395,7 @@ def restore(data: bytes) -> State:
     state = State()
     state.position, state.own_position = saved.position, saved.own_position
     state.event_id, state.received_ns = saved.event_id, saved.received_ns
+    state.generation = saved.generation
     state.chained, state.unchained = saved.chained, saved.unchained
     state.nodes = {node.name: node for node in saved.nodes}
     state.cards = {card.uuid: card for card in saved.cards}

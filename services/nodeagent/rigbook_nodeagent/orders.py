@@ -72,6 +72,7 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     closed: int = 0
     seq: int = 0
     floor: int = 0
+    boot: str = ""  # of the machine, when the book was written anew
 
 
 class OrderBook:
@@ -88,19 +89,50 @@ class OrderBook:
         self.floor = 0  # at or below it, what is not open is closed
         self.position = 0  # highest sequence read so far: how far the agent knows the log
         self.damaged_lines = 0
+        self.trusted = True
+        self._boot = ""
 
-    def open(self) -> None:
-        """Read the book and write it anew without what is closed."""
+    def open(self, boot: str = "") -> None:
+        """Read the book and write it anew without what is closed.
+
+        `trusted` is False when there was none, or it is of another boot of the machine: lines of it that were
+        never on the disk may be missing, so what is open and what is closed has to be asked for (`begin_anew`).
+        """
+        self._boot = boot
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
             lines = self._path.read_bytes().splitlines()
         except FileNotFoundError:
             lines = []
+        written = ""
         for raw in lines:
             try:
-                self._fold(msgspec.json.decode(raw, type=_Line))
+                line = msgspec.json.decode(raw, type=_Line)
             except msgspec.MsgspecError:
                 self.damaged_lines += 1  # the last line of an agent that was killed while writing
+                continue
+            written = line.boot or written
+            self._fold(line)
+        self.trusted = bool(lines) and written in ("", boot)
+        if self.trusted:
+            self._compact()
+
+    def begin_anew(self, position: int, orders: list[Order]) -> None:
+        """What the ledger says at `position` is what is open; all else up to there is closed."""
+        # A stop order that was read and kept says more than the ledger's view of it.
+        stops = {epoch: order.stop for epoch, order in self.open_orders.items() if order.stop is not None}
+        started = {epoch for epoch, order in self.open_orders.items() if order.started}
+        self.open_orders = {
+            o.epoch: msgspec.structs.replace(
+                o, stop=stops.get(o.epoch, o.stop), started=o.started or o.epoch in started
+            )
+            for o in orders
+        }
+        self.floor = max(self.floor, position)
+        self.position = max(self.position, position)
+        self._closed.clear()
+        self._early.clear()
+        self.trusted = True
         self._compact()
 
     def take(self, record: Record) -> Order | Stop | None:
@@ -227,7 +259,7 @@ class OrderBook:
         self.close()
         fresh = self._path.with_suffix(".new")
         with fresh.open("wb") as file:
-            file.write(msgspec.json.encode(_Line(seq=self.position, floor=self.floor)) + b"\n")
+            file.write(msgspec.json.encode(_Line(seq=self.position, floor=self.floor, boot=self._boot)) + b"\n")
             for epoch in self._closed:
                 file.write(msgspec.json.encode(_Line(closed=epoch)) + b"\n")
             for stop in self._early.values():

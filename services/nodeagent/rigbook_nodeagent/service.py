@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -17,6 +17,7 @@ from rigbook_schemas.wire import Draft, Malformed, decode, encode, rfc3339
 
 from rigbook_nodeagent.cards import Cards
 from rigbook_nodeagent.engines.protocol import EngineError, Engines, Running
+from rigbook_nodeagent.engines.unopened import Unopened
 from rigbook_nodeagent.equipment import Equipment, Options, equip, open_engines, open_gpus
 from rigbook_nodeagent.gpus.protocol import GpusError
 from rigbook_nodeagent.inventory import changed
@@ -26,7 +27,7 @@ from rigbook_nodeagent.presence import AlreadyServed, Presence
 from rigbook_nodeagent.workload import WorkloadRun, observation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from rigbook_bus.clock import Clock
     from rigbook_bus.protocol import Bus, Delivery, Reader
@@ -37,10 +38,14 @@ VERSION: Final = "0.1.0"
 # The inventory changes rarely; asking the driver costs more than a sample.
 INVENTORY_SECONDS: Final = 10.0
 ORDERS_MAX: Final = 256
+# An engine that could not be opened at the start is tried again this often.
+ENGINE_RETRY_SECONDS: Final = 5.0
 # Waiting times between tries while the bus is away, seconds; the last one stays.
 RETRY_SECONDS: Final = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 LOG_LINES_MAX: Final = 2_000
 LOG_BYTES_MAX: Final = 512 * 1024
+
+T = TypeVar("T")
 
 
 class Agent:
@@ -81,22 +86,20 @@ class Agent:
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Until cancelled. Raises AlreadyServed when another agent serves this node's name."""
         await self._presence.claim(self._incarnation)
-        self.book.open()
+        self.book.open(self._host.boot_id())
         try:
-            await self._open_engines()
-            await self._join()
+            closed = await self._open_engines()
+            joined_seq = await self._join()
             self.may_start.set()  # never before the first full inventory of this run
-            reader = await self._reader()
+            for body in (self._beat(), self._watch_inventory(), *(self._open_later(e) for e in closed)):
+                self._spawn(body)
+            if not self.book.trusted:
+                await self._either(self._begin_book(joined_seq))
+            reader = await self._either(self._reader())
             stop_serving = await self._bus.serve(subjects.agent_query(self.node, "*"), self._answer)
             for epoch in list(self.book.open_orders):
                 self._launch(epoch)
-            for body in (
-                self._obey(reader),
-                self._recover(),
-                self._beat(),
-                self._watch_inventory(),
-                *map(self._hear, self.engines.values()),
-            ):
+            for body in (self._obey(reader), self._recover()):
                 self._spawn(body)
             if ready is not None:
                 ready.set()
@@ -117,16 +120,48 @@ class Agent:
 
     # -- start ------------------------------------------------------------------------------
 
-    async def _open_engines(self) -> None:
-        usable: dict[Engine, Engines] = {}
+    async def _either(self, body: Coroutine[Any, Any, T]) -> T:
+        """The answer of `body`, unless something else of ours fails first."""
+        task = asyncio.ensure_future(body)
+        await asyncio.wait((task, self._failed), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            self._failed.result()
+        return await task
+
+    async def _open_engines(self) -> list[Engines]:
+        """Those that could not be opened: until they are, what they run is unknown, not absent."""
+        engines: dict[Engine, Engines] = {}
+        closed: list[Engines] = []
         for kind, engine in self.engines.items():
             try:
                 await engine.open()
-                self._log.info("engine open", engine=kind, facts=engine.facts)
-                usable[kind] = engine
             except EngineError as error:
-                self._log.error("engine cannot be used", engine=kind, why=str(error))
-        self.engines = usable
+                self._log.error("engine cannot be used; will try again", engine=kind, why=str(error))
+                closed.append(engine)
+                engines[kind] = Unopened(kind, str(error))
+            else:
+                self._heard(kind, engine)
+                engines[kind] = engine
+        self.engines = engines
+        return closed
+
+    async def _open_later(self, engine: Engines) -> None:
+        while True:
+            await self.clock.sleep(ENGINE_RETRY_SECONDS)
+            try:
+                await engine.open()
+            except EngineError:
+                continue
+            self._heard(engine.kind, engine)
+            self.engines = {**self.engines, engine.kind: engine}
+            for run in self._runs.values():
+                run.nudge()
+            return
+
+    def _heard(self, kind: Engine, engine: Engines) -> None:
+        self._log.info("engine open", engine=kind, facts=engine.facts)
+        self._spawn(self._hear(engine))
 
     def _inventory(self) -> NodeJoined:
         facts = self.cards.facts
@@ -136,7 +171,7 @@ class Agent:
             boot_id=self._host.boot_id(),
             cards=self.cards.inventory,
             labels=self._options.labels,
-            engines=tuple(sorted(self.engines)),
+            engines=tuple(sorted(k for k, e in self.engines.items() if not isinstance(e, Unopened))),
             driver_version=facts.driver_version,
             cuda_version=facts.cuda_version,
             driver_ok=facts.ok,
@@ -148,15 +183,17 @@ class Agent:
             address=self._host.hostname(),
         )
 
-    async def _join(self) -> None:
+    async def _join(self) -> int:
+        """The sequence of our `node.joined`."""
         await self.cards.refresh()
         self._joined = self._inventory()
         if not self.cards.facts.ok:
             self._log.error(
                 "the GPU driver does not answer; the node takes no bindings", why=self.cards.facts.text
             )
-        await self._tell_node(self._joined, f"joined-{self.node}-{self._incarnation}")
+        seq = await self._tell_node(self._joined, f"joined-{self.node}-{self._incarnation}")
         self._log.info("joined", cards=len(self._joined.cards), simulated=self._joined.simulated)
+        return seq
 
     async def _reader(self) -> Reader:
         """The ledger makes our consumer when it folds `node.joined`; until then we ask again."""
@@ -176,9 +213,20 @@ class Agent:
                     )
                 await self.clock.sleep(RETRY_SECONDS[min(tries // 4, 3)])
 
+    async def _begin_book(self, joined_seq: int) -> None:
+        """The order book is new, or from before a power cut: the ledger says what is open and what is over.
+
+        Without it, an order that is delivered again after its binding was released would be begun again.
+        """
+        self._log.warning("the order book is new or of another boot; asking the ledger what this node holds")
+        held = await bindings_of(self._bus, self.node, self.clock, position_min=joined_seq, tries=None)
+        assert held is not None
+        self.book.begin_anew(*held)
+
     async def _recover(self) -> None:
-        """Orders that the ledger still holds for us and that our book has lost (a power cut, a new disk)."""
-        for order in await bindings_of(self._bus, self.node, self.clock):
+        """Orders that the ledger holds for us and that have not reached us: their delivery may be long in coming."""
+        held = await bindings_of(self._bus, self.node, self.clock)
+        for order in held[1] if held is not None else ():
             if self.book.adopt(order):
                 self.book.flush()
                 self._log.warning("an order was missing from the book", demand=order.demand, epoch=order.epoch)
@@ -355,8 +403,8 @@ class Agent:
 
     # -- telling ----------------------------------------------------------------------------
 
-    async def _tell_node(self, data: NodeJoined, message_id: str) -> None:
-        await self._until_stored(subjects.node(self.node), self._draft(data, message_id))
+    async def _tell_node(self, data: NodeJoined, message_id: str) -> int:
+        return await self._until_stored(subjects.node(self.node), self._draft(data, message_id))
 
     async def publish(
         self, subject: str, data: Payload, *, message_id: str, order: Order, cause: str = ""
@@ -381,13 +429,13 @@ class Agent:
             traceparent=traceparent,
         )
 
-    async def _until_stored(self, subject: str, draft: Draft) -> None:
-        """A fact is told until it is stored. The same id again is stored once, or folded to nothing."""
+    async def _until_stored(self, subject: str, draft: Draft) -> int:
+        """A fact is told until it is stored; its sequence. The same id again is stored once, or folded to nothing."""
         body = encode(draft)
         tries = 0
         while True:
             try:
-                await self._bus.append(subject, body, message_id=draft.id)
+                appended = await self._bus.append(subject, body, message_id=draft.id)
             except BusError as error:
                 self._telemetry.appends.add(1, {"kind": draft.kind.name, "outcome": error.code})
                 if tries == 0 or not isinstance(error, BusUnavailable):
@@ -396,7 +444,7 @@ class Agent:
                 tries += 1
             else:
                 self._telemetry.appends.add(1, {"kind": draft.kind.name, "outcome": "stored"})
-                return
+                return appended.seq
 
     def attribute(
         self, sample: Sequence[CardObservation], running: Sequence[Running]

@@ -20,7 +20,7 @@ from rigbook_schemas.catalogue import BY_PAYLOAD
 from rigbook_schemas.events import DriftCleared, DriftDetected, Heartbeat, NodeRecovered, NodeUnreachable
 from rigbook_schemas.wire import Draft, Malformed, Unknown, decode, encode, instant, rfc3339
 
-from rigbook_reaper.acts import Act, event_id
+from rigbook_reaper.acts import KINDS, Act, event_id
 from rigbook_reaper.judge import Rules, Watch, appended, judge
 from rigbook_reaper.liveness import Heard, Liveness, Patience, assess
 
@@ -51,6 +51,23 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rules: Rules = Rules()
     tolerance: Tolerance = Tolerance()
     patience: Patience = Patience()
+    # Short words for what an operator (or a demo) turns: they win over the structs above.
+    grace_seconds: float | None = None  # of every kind of drift
+    stop_seconds: float | None = None  # `Tolerance.stop_seconds`
+    silence_seconds: float | None = None  # whatever a node's heartbeat interval
+
+    def settled(self) -> Options:
+        """With the short words put where they belong."""
+        rules, tolerance, patience = self.rules, self.tolerance, self.patience
+        if self.grace_seconds is not None:
+            rules = msgspec.structs.replace(rules, graces=dict.fromkeys(KINDS, self.grace_seconds))
+        if self.stop_seconds is not None:
+            tolerance = msgspec.structs.replace(tolerance, stop_seconds=self.stop_seconds)
+        if self.silence_seconds is not None:
+            patience = msgspec.structs.replace(
+                patience, silence_seconds_min=self.silence_seconds, silence_seconds_max=self.silence_seconds
+            )
+        return msgspec.structs.replace(self, rules=rules, tolerance=tolerance, patience=patience)
 
 
 class Reaper:
@@ -361,6 +378,7 @@ async def serve(
     ready: asyncio.Event | None = None,
 ) -> None:
     """Run a reaper until cancelled. A log that does not continue stops all judging (safe mode)."""
+    options = options.settled()
     if not options.instance:
         options = msgspec.structs.replace(options, instance=f"reaper-{new_id()[:8]}")
     log = structlog.get_logger().bind(instance=options.instance)

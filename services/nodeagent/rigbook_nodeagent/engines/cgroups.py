@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from rigbook_nodeagent.engines.procfs import send_signal, stat_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Collection, Generator, Sequence
 
 __all__ = ["Cgroups", "hierarchies", "own_paths"]
 
@@ -206,6 +206,13 @@ class Cgroups:
             except OSError:
                 gone = False
         return gone
+
+    def sweep(self, kept: Collection[str]) -> None:
+        """Remove empty cgroups of components that nobody remembers; `kept` are names given to `create`."""
+        for root in filter(None, (self._root, self._memory_root)):
+            with contextlib.suppress(OSError):
+                for folder in [path for path in root.iterdir() if path.is_dir() and path.name not in kept]:
+                    self.remove((str(folder),))
 
     def close(self) -> None:
         """Remove our own folders when they are empty."""

@@ -301,6 +301,8 @@ class ProcessEngine:
             elif process.end is None:
                 process.end = records.EndSeen(at="", oom_killed=self._oom_killed(process))
                 self._remember(process, process.end)
+        if self._cgroups is not None:
+            self._cgroups.sweep({f"{epoch}-{component}" for epoch, component in self._processes})
         for _, folder in sorted(kept, key=lambda item: item[0]):
             self._retire(folder)
 
