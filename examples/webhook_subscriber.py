@@ -14,6 +14,7 @@ from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 KINDS = {"started": "started", "exited": "ended", "eviction.ordered": "evicted", "refused": "refused"}
+RETRY_SECONDS = 5
 FILTERS = ["rig.run.*", "rig.evict.*", "rig.verdict.*"]
 
 
@@ -43,15 +44,17 @@ async def main() -> None:
         event = json.loads(message.data)
         word = KINDS.get(event["type"].removeprefix("dev.rigbook.").rpartition(".v")[0])
         data = event["data"]
-        try:
-            if word:
-                bad = data.get("verdict") not in (None, "completed", "stopped_by_us")
-                why = data.get("sentence") or data.get("text") or ""
+        bad = data.get("verdict") not in (None, "completed", "stopped_by_us")
+        why = data.get("sentence") or data.get("text") or ""
+        while word:
+            try:
                 await asyncio.to_thread(post, f"{data['demand']} {'failed' if bad else word} {why}".strip())
-            await message.ack()  # only now: what was not posted comes again
-        except OSError as error:
-            print(f"not posted, will be: {error}", flush=True)
-            await message.nak(delay=5)
+                break
+            except OSError as error:
+                print(f"not posted, will be: {error}", flush=True)
+                await message.in_progress()  # still ours: what comes later waits, so the chat reads in order
+                await asyncio.sleep(RETRY_SECONDS)
+        await message.ack()  # only now: what was not posted comes again, after a restart too
 
 
 if __name__ == "__main__":

@@ -186,6 +186,15 @@ def _rule(payload: Payload) -> str:
             return f"{by} caps priority {payload.priority} and above at {payload.share:.0%} of the memory{because}"
         case e.HealingSet():
             return f"{by} switches healing of {payload.kind} {'on' if payload.on else 'off'}{because}"
+        case e.Adopted():
+            return f"{by} keeps the binding of {payload.demand} under epoch {payload.epoch}, of a log that was lost{because}"
+        case e.SequenceSkipped():
+            return f"{by} keeps this sequence from becoming an epoch (recovery {payload.generation})"
+        case e.LogRecovered():
+            return (
+                f"{by} takes this stream for the log from here on ({payload.how}, recovery {payload.generation}): "
+                f"{payload.lost_events} events lost, {len(payload.adopted)} bindings kept{because}"
+            )
         case e.UnknownAccepted():
             return f"{by} accepts the unknown event {payload.seq}{because}"
         case _:

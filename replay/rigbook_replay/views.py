@@ -25,7 +25,7 @@ def demands(state: State, *, phase: str = "live", project: str = "") -> list[Dem
     chosen = [
         demand
         for demand in state.demands.values()
-        if (phase == "all" or demand.phase.value == phase) and (not project or demand.spec.project == project)
+        if phase in ("all", demand.phase.value) and (not project or demand.spec.project == project)
     ]
     return [
         present.demand_row(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import rigbook_ledger.service as ledger_service
 import rigbook_nodeagent.service as agent_service
 import rigbook_placer.service as placer_service
 from rigbook_bus.clock import SystemClock
@@ -70,6 +71,12 @@ class Cell:
         await ensure_streams(self.bus)
         self.follower = Follower(self.bus)
         await self.follower.open()
+        ledger_bus = await MemoryBus.connect(self.server, name="ledger")
+        self.tasks["ledger"] = asyncio.create_task(
+            ledger_service.serve(
+                ledger_bus, ledger_service.Options(data=self.folder / "ledger"), clock=CLOCK, new_id=random_id
+            )
+        )
         placer_bus = await MemoryBus.connect(self.server, name="placer")
         self.tasks["placer"] = asyncio.create_task(
             placer_service.serve(placer_bus, placer_service.Options(), clock=CLOCK, new_id=random_id)

@@ -44,7 +44,7 @@ def test_the_codes_are_what_they_were() -> None:
         (["nonsense"], Exit.USAGE),
         (["ls", "--nonsense"], Exit.USAGE),
         (["submit", "--gpu", "24GB"], Exit.USAGE),
-        (["submit", "--gpu", "24GB", "--project", "p"], Exit.USAGE),
+        (["submit", "--gpu", "24GB", "--project", "", "--", "x"], Exit.USAGE),
         (["submit", "--gpu", "24XB", "--project", "p", "--", "x"], Exit.INVALID),
         (["apply", "-f", "/no/such/file.yaml"], Exit.INVALID),
         (["who", "GPU-1", "--at", "sometime"], Exit.INVALID),

@@ -195,3 +195,35 @@ def test_the_file_is_written_anew_when_much_is_closed(path: Path, monkeypatch: p
     opened.flush()
     assert len(path.read_bytes().splitlines()) < 80
     assert set(book(path).open_orders) == {50}
+
+
+def test_a_book_of_another_boot_waits_for_the_ledgers_word(path: Path) -> None:
+    """After a power cut lines may be missing: what the ledger does not hold any more must not be begun again."""
+    first = OrderBook("a", path)
+    first.open("boot-1")
+    assert not first.trusted
+    first.begin_anew(2, [], boot="boot-1")
+    for seq in (3, 4, 6):
+        first.take(bound(seq))
+    first.take(evict(7, 4))
+    first.mark_started(3)
+    first.close()
+    again = OrderBook("a", path)
+    again.open("boot-1")
+    assert again.trusted
+    again.close()
+    after = OrderBook("a", path)
+    after.open("boot-2")
+    assert not after.trusted
+    after.close()
+    after.open("boot-2")  # killed before the ledger answered
+    assert not after.trusted
+    _open.append(after)
+    after.begin_anew(9, [after.open_orders[3], after.open_orders[4]], boot="boot-2")
+    assert after.trusted
+    assert {epoch: (o.started, o.stop is not None) for epoch, o in after.open_orders.items()} == {
+        3: (True, False),
+        4: (False, True),
+    }
+    assert after.take(bound(6)) is None  # released meanwhile, and delivered again
+    assert isinstance(after.take(bound(10)), Order)

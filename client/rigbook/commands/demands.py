@@ -94,7 +94,7 @@ def apply(
 
 def submit(
     gpu: Gpu,
-    project: Project = "",
+    project: Project = "default",
     command: Words = None,
     name: Annotated[
         str, typer.Option("--name", "-n", metavar="NAME", help="Default: from the command.")
@@ -144,7 +144,7 @@ def submit(
 def deploy(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.")],
     gpu: Gpu,
-    project: Project = "",
+    project: Project = "default",
     image: Image = "",
     command: Annotated[
         str, typer.Option("--command", metavar="LINE", help="Command line; no shell reads it.")

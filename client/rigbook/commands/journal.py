@@ -66,10 +66,10 @@ def journal_export(
     data: Data = None,
 ) -> None:
     """Write the log to a file; the same command again goes on where it stopped, or adds what came since."""
+    from rigbook_ledger.names import find_demand, unknown_card
     from rigbook_replay.export import Wish, export
     from rigbook_replay.timetravel import state_on
     from rigbook_replay.views import Unanswerable, cards
-    from rigbook_ledger.names import find_demand, unknown_card
 
     start, note = moment_option("--since", since)
     end, _ = moment_option("--until", until)

@@ -26,7 +26,10 @@ Data = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs; its fields are stable.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it, until Ctrl-C.")]
 Project = Annotated[
-    str, typer.Option("--project", "-p", metavar="NAME", envvar="RIGBOOK_PROJECT", help="Project.")
+    str,
+    typer.Option(
+        "--project", "-p", metavar="NAME", envvar="RIGBOOK_PROJECT", help="Who pays: quotas are per project."
+    ),
 ]
 By = Annotated[
     str,

@@ -30,6 +30,8 @@ CLOSED_KEPT: Final = 2_000
 # Stop orders kept for bindings that have not come yet: a `bound` whose delivery was lost comes again after the
 # stop, and must not be begun then.
 EARLY_KEPT: Final = 2_000
+# Stands for the boot in a book that waits for the ledger's word.
+UNTRUSTED: Final = "?"
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,7 +100,6 @@ class OrderBook:
         `trusted` is False when there was none, or it is of another boot of the machine: lines of it that were
         never on the disk may be missing, so what is open and what is closed has to be asked for (`begin_anew`).
         """
-        self._boot = boot
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
             lines = self._path.read_bytes().splitlines()
@@ -114,10 +115,10 @@ class OrderBook:
             written = line.boot or written
             self._fold(line)
         self.trusted = bool(lines) and written in ("", boot)
-        if self.trusted:
-            self._compact()
+        self._boot = boot if self.trusted else UNTRUSTED
+        self._compact()
 
-    def begin_anew(self, position: int, orders: list[Order]) -> None:
+    def begin_anew(self, position: int, orders: list[Order], *, boot: str) -> None:
         """What the ledger says at `position` is what is open; all else up to there is closed."""
         # A stop order that was read and kept says more than the ledger's view of it.
         stops = {epoch: order.stop for epoch, order in self.open_orders.items() if order.stop is not None}
@@ -132,7 +133,7 @@ class OrderBook:
         self.position = max(self.position, position)
         self._closed.clear()
         self._early.clear()
-        self.trusted = True
+        self.trusted, self._boot = True, boot
         self._compact()
 
     def take(self, record: Record) -> Order | Stop | None:

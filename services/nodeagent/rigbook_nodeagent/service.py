@@ -221,7 +221,7 @@ class Agent:
         self._log.warning("the order book is new or of another boot; asking the ledger what this node holds")
         held = await bindings_of(self._bus, self.node, self.clock, position_min=joined_seq, tries=None)
         assert held is not None
-        self.book.begin_anew(*held)
+        self.book.begin_anew(*held, boot=self._host.boot_id())
 
     async def _recover(self) -> None:
         """Orders that the ledger holds for us and that have not reached us: their delivery may be long in coming."""

@@ -7,7 +7,6 @@ decide again. The state moves only by events read back from the log, never from 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +14,8 @@ import msgspec
 import structlog
 from rigbook_bus.protocol import BusConflict, BusDenied, BusError, BusUnavailable, BusUnknown, Expect
 from rigbook_bus.telemetry import Telemetry
-from rigbook_ledger.follower import Follower, Known, LogAbsent, LogDiscontinued, SnapshotFile
+from rigbook_ledger.continuity import Known, LogAbsent, LogDiscontinued, ledger_doubts
+from rigbook_ledger.follower import Follower, SnapshotFile
 from rigbook_schemas import subjects
 from rigbook_schemas.events import Bound, Deferred, DemandRaised, Heartbeat, Payload, Refused
 from rigbook_schemas.wire import Draft, decode, encode, rfc3339
@@ -41,6 +41,8 @@ PATIENCE_SECONDS: Final = 1.0
 # A demand that nothing in the known fleet could ever hold is refused after this time, not before: at a
 # start the node that could may not have joined yet.
 HOPELESS_SECONDS: Final = 10.0
+# How often the ledger is asked whether it trusts the log: it may know of a loss that a young placer cannot see.
+WORD_EVERY_SECONDS: Final = 5.0
 # Deferrals and refusals published per tick; the rest follow on the next ones.
 VERDICTS_PER_TICK: Final = 200
 # After an append without an answer: how long to read on before deciding again.
@@ -85,6 +87,7 @@ class Placer:
         self._ordered: dict[int, float] = {}  # stop orders sent and not yet read back: epoch to when
         self._next_tick = 0.0
         self._paused = ""
+        self._doubts = ""  # the ledger's, about the log
         self._hopeless_since: dict[str, float] = {}
 
     @property
@@ -101,6 +104,8 @@ class Placer:
         await self._follower.open()
         heartbeats = await self._bus.tail(subjects.HEARTBEAT_STREAM, start_seq=await self._first_heartbeat())
         listening = asyncio.create_task(self._listen(heartbeats))
+        self._doubts = await ledger_doubts(self._bus)
+        doubting = asyncio.create_task(self._watch_doubts())
         stop_serving = await self._bus.serve(subjects.query_plan(), self._plan, queue="placer")
         told = False
         try:
@@ -122,9 +127,9 @@ class Placer:
                 await self._bind_all()
                 await self._tick()
         finally:
-            listening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await listening
+            for helper in (listening, doubting):
+                helper.cancel()
+            await asyncio.gather(listening, doubting, return_exceptions=True)
             await stop_serving()
             await heartbeats.close()
             await self._follower.close()
@@ -190,10 +195,15 @@ class Placer:
                         else:
                             self._seen.pop(card.uuid, None)
 
+    async def _watch_doubts(self) -> None:
+        while True:
+            await self._clock.sleep(WORD_EVERY_SECONDS)
+            self._doubts = await ledger_doubts(self._bus)
+
     def _may_decide(self) -> bool:
         unknown = self._follower.state.unknown_open
-        why = ""
-        if unknown:
+        why = self._doubts
+        if unknown and not why:
             seq, kind = next(iter(unknown.items()))
             why = f"event {seq} is of a kind unknown to this version ({kind}); upgrade, or `rigbook doctor --accept {seq}`"
         if why != self._paused:
@@ -318,6 +328,7 @@ class Placer:
         if now < self._next_tick:
             return
         self._next_tick = now + TICK_SECONDS
+        self._follower.remember()
         self._stops |= self._limited
         said: list[tuple[Demand, Deferred | Refused]] = []
         for head in self._waiting.heads(self._follower.state):

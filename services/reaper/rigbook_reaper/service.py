@@ -14,7 +14,8 @@ import structlog
 from rigbook_bus.protocol import BusError, BusUnavailable, Link
 from rigbook_bus.telemetry import Telemetry
 from rigbook_ledger.drift import Beat, Comparison, Tolerance, compare
-from rigbook_ledger.follower import Follower, LogDiscontinued, SnapshotFile, check_continues
+from rigbook_ledger.continuity import Known, LogDiscontinued, ledger_doubts
+from rigbook_ledger.follower import Follower, SnapshotFile
 from rigbook_schemas import subjects
 from rigbook_schemas.catalogue import BY_PAYLOAD
 from rigbook_schemas.events import DriftCleared, DriftDetected, Heartbeat, NodeRecovered, NodeUnreachable
@@ -39,6 +40,7 @@ PASSES_MAX: Final = 4
 READ_BACK_SECONDS: Final = 2.0
 AWAY_SECONDS: Final = 1.0
 SAFE_MODE_SECONDS: Final = 5.0
+WORD_EVERY_SECONDS: Final = 5.0  # how often the ledger is asked whether it trusts the log
 COMPLAINTS_KEPT: Final = 1000  # subjects whose bad messages were logged: once each
 
 
@@ -80,7 +82,7 @@ class Reaper:
         *,
         clock: Clock,
         telemetry: Telemetry,
-        known: tuple[int, int, str] | None,
+        known: Known | None = None,
     ) -> None:
         self._bus = bus
         self._options = options
@@ -88,8 +90,9 @@ class Reaper:
         self._telemetry = telemetry
         self._log = structlog.get_logger().bind(instance=options.instance)
         snapshots = SnapshotFile(options.data / f"{options.instance}.snapshot") if options.data else None
-        self._follower = Follower(bus, snapshots=snapshots)
-        self.known = known  # (creation time, position, event id) of the log an earlier run had read
+        self._follower = Follower(bus, snapshots=snapshots, known=known)
+        self._doubts = ""  # the ledger's, about the log
+        self._next_word = 0.0
         self._watches: dict[str, Watch] = {}
         self._heard: dict[str, Heard] = {}
         self._numbers: dict[
@@ -102,13 +105,14 @@ class Reaper:
         self._mass_loss = ""
         self._complained: set[str] = set()
 
+    @property
+    def known(self) -> Known | None:
+        """Of which log how much was read: what the next reaper of this process must find again."""
+        return self._follower.known
+
     async def run(self, ready: asyncio.Event | None) -> None:
         """Until cancelled. Raises LogDiscontinued, BusError."""
-        if self.known is not None:
-            await check_continues(self._bus, *self.known)
         await self._follower.open()
-        facts = await self._bus.stream(subjects.LEDGER_STREAM)
-        created_ns = facts.created_ns if facts else 0
         # Old heartbeats are no evidence of now.
         heartbeats = await self._bus.stream(subjects.HEARTBEAT_STREAM)
         beats = await self._bus.tail(
@@ -122,8 +126,7 @@ class Reaper:
                 ready.set()
             while True:
                 await self._step(beats)
-                state = self._follower.state
-                self.known = (created_ns, state.position, state.event_id)
+                self._follower.remember()
         finally:
             await beats.close()
             await self._follower.close()
@@ -139,6 +142,9 @@ class Reaper:
         if paused or self._bus.link is not Link.CONNECTED:
             self._listening_since = now  # what we could not hear says nothing
         self._last_tick = now
+        if now >= self._next_word:
+            self._next_word = now + WORD_EVERY_SECONDS
+            self._doubts = await ledger_doubts(self._bus)
         try:
             await self._judge_silence()
             for one_per_node in rounds or [[]]:
@@ -279,8 +285,10 @@ class Reaper:
 
     def _must_hold(self) -> str:
         unknown = self._follower.state.unknown_open
-        why = ""
-        if not self._follower.caught_up:
+        why = self._doubts
+        if why:
+            pass  # it may know of a loss that we cannot see
+        elif not self._follower.caught_up:
             why = "the log is not read to its end"
         elif unknown:
             seq, kind = next(iter(unknown.items()))
@@ -382,7 +390,7 @@ async def serve(
     if not options.instance:
         options = msgspec.structs.replace(options, instance=f"reaper-{new_id()[:8]}")
     log = structlog.get_logger().bind(instance=options.instance)
-    known: tuple[int, int, str] | None = None
+    known: Known | None = None
     told = ""
     while True:
         reaper = Reaper(bus, options, clock=clock, telemetry=telemetry or Telemetry("reaper"), known=known)
