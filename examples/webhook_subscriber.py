@@ -41,9 +41,13 @@ async def main() -> None:
             (message,) = await inbox.fetch(1, timeout=30)
         except nats.errors.TimeoutError:
             continue
-        event = json.loads(message.data)
-        word = KINDS.get(event["type"].removeprefix("dev.rigbook.").rpartition(".v")[0])
-        data = event["data"]
+        try:
+            event = json.loads(message.data)
+            word = KINDS.get(event["type"].removeprefix("dev.rigbook.").rpartition(".v")[0])
+            data = event["data"]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            await message.ack()  # not an event at all: the ledger keeps it as a finding
+            continue
         bad = data.get("verdict") not in (None, "completed", "stopped_by_us")
         why = data.get("sentence") or data.get("text") or ""
         while word:

@@ -26,25 +26,23 @@ from .fleet import CARD_MILLI, BoolArray, Fleet, FloatArray, IntArray, Shape, fi
 from .policies import FIRST_FREE, RowScores
 from .typical import TypicalMix
 
-CPU_STEP_MILLI = (
-    1_000  # grid of the waste table; pods are rounded up, nodes down, so it never promises too much
-)
+# Grid of the waste table; pods are rounded up and nodes down, so it never promises too much.
+CPU_STEP_MILLI = 1_000
 ROOM_STEP_MILLI = 50  # grid of room on broken cards
 ROOM_STEPS = 81  # up to 4 cards' worth of such room is told apart
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Chosen on the default list, seeds 42-46; see README for the search and for what each is worth."""
+    """Chosen on some lists and seeds only, checked on the others: the README names them and says what each is worth."""
 
     end_chance: float = 0.001  # of a node's filling, per typical pod that arrives anywhere
     card_end_chance: float = 0.006  # the same for a single card's remainder
     card_weight: float = 1.5  # of the remainders' waste against the node's
     model_price: float = 0.7  # of scarcity by card model
-    count_price: float = 0.04  # of scarcity by cards wanted at once
-    count_floor: float = (
-        0.03  # a part of the demand assumed for every power of two of cards, if the mix has less
-    )
+    count_price: float = 0.03  # of scarcity by cards wanted at once
+    # A part of the demand assumed for every power of two of cards, if the mix has less.
+    count_floor: float = 0.05
     price_max: float = 100.0
 
 

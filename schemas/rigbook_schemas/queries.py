@@ -255,7 +255,47 @@ class StatusRow(Value):
     heartbeats_read: int = 0
     started: str = ""
     store: str = ""  # why the store cannot be written, "" = it can
+    stream_created_ns: str = ""  # Unix nanoseconds in decimal: which stream it knows
+    generation: int = 0  # of the latest recovery it has folded
     written: int = 0  # position up to which questions about the past are answered
+
+
+class RawRow(Value):
+    """An event as the ledger keeps it: the second copy, byte for byte."""
+
+    seq: int
+    subject: str
+    body: bytes  # zlib; base64 in JSON
+
+
+class AgentOrder(Value):
+    """A binding's share as an agent has it in its order book."""
+
+    epoch: int
+    demand: str
+    project: str
+    share: NodeShare
+    owner: Owner | None = None
+    restart: Restart = Restart()
+    workload: Workload = Workload.BATCH
+    bound: str = ""  # RFC 3339
+    started: bool = False
+    ready: bool = False
+    stopping: bool = False
+
+
+class AgentReport(Value):
+    """The answer of `rig.agent.<node>.orders`: what an agent holds itself bound to, and what runs."""
+
+    node: str
+    incarnation: str
+    distrusts: str = ""  # why it takes no orders from this log, "" = it does
+    position: int = 0  # highest sequence it has read
+    event_id: str = ""  # of the event there
+    generation: int = 0
+    orders: tuple[AgentOrder, ...] = ()
+    components: tuple[ComponentObservation, ...] | None = None  # None = the engine does not answer
+    unknown: str = ""
 
 
 # What can be asked, and the type of the items.
@@ -271,4 +311,5 @@ QUESTIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "findings": FindingRow,
     "events": EventRow,
     "who": TenureRow,
+    "raw": RawRow,
 }
