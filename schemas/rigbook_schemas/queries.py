@@ -17,6 +17,7 @@ from rigbook_schemas.values import (
     CardObservation,
     ComponentObservation,
     NodeShare,
+    Owner,
     Pressure,
     Reason,
     Restart,

@@ -209,8 +209,29 @@ class Core(RuleBasedStateMachine):
         """What races a withdrawal or a refusal; of an ended demand it gives no right."""
         self.bind_one_of(data, [*self.state.ended], mode, count, quarters)
 
+    @rule(data=st.data(), mode=st.sampled_from(v.Mode), count=st.integers(1, 3), quarters=st.integers(1, 4))
+    def adopt(self, data: st.DataObject, mode: v.Mode, count: int, quarters: int) -> None:
+        """What the operator says of a lost log."""
+        self.raised += 1
+        demands = [f"d{self.raised}", *self.state.waiting, *self.state.ended]
+        self.bind_one_of(data, demands, mode, count, quarters, adopt=True)
+
+    @rule(generation=st.integers(1, 5), skip=st.booleans())
+    def recover(self, generation: int, skip: bool) -> None:
+        self.tell(
+            e.SequenceSkipped(generation=generation)
+            if skip
+            else e.LogRecovered(generation=generation, stream_created="1", how="adopted")
+        )
+
     def bind_one_of(
-        self, data: st.DataObject, demands: list[str], mode: v.Mode, count: int, quarters: int
+        self,
+        data: st.DataObject,
+        demands: list[str],
+        mode: v.Mode,
+        count: int,
+        quarters: int,
+        adopt: bool = False,
     ) -> None:
         """As a careful placer would: no audit may find fault with it."""
         demand = data.draw(st.sampled_from(demands))
@@ -226,8 +247,18 @@ class Core(RuleBasedStateMachine):
             share(node, *uuids, mode=mode, memory_bytes=memory, probe=quarters % 2 == 0)
             for node, uuids in homes.items()
         )
-        project = self.state.demands[demand].spec.project
-        self.tell(e.Bound(demand=demand, project=project, shares=shares, policy="pack"))
+        if adopt:
+            epoch = data.draw(st.integers(1, self.state.position))
+            if epoch in self.state.bindings:
+                return
+            spec = self.state.demands[demand].spec if demand in self.state.demands else raised(demand)
+            wanted = data.draw(st.booleans())
+            on = tuple(s.node for s in shares)
+            told = e.Adopted(demand=demand, epoch=epoch, spec=spec, shares=shares, started=on, wanted=wanted)
+            self.tell(told)
+        else:
+            project = self.state.demands[demand].spec.project
+            self.tell(e.Bound(demand=demand, project=project, shares=shares, policy="pack"))
 
     @rule(data=st.data(), how=st.integers(0, 7), card_=cards, node=nodes)
     def bind_badly(self, data: st.DataObject, how: int, card_: str, node: str) -> None:

@@ -217,6 +217,13 @@ def test_labels_model_node_and_engine_filter(fleet: Fleet) -> None:
     assert {r.code for r in explain(fleet.state, spec, {})} == {ReasonCode.ENGINE_MISSING}
 
 
+@pytest.mark.parametrize("asked", ["RTX4090", "rtx 4090", "4090", "NVIDIA GeForce RTX 4090", ""])
+def test_a_model_is_found_under_the_names_people_use(asked: str) -> None:
+    fleet = Fleet()
+    fleet.node("a", 1, model="NVIDIA GeForce RTX 4090")
+    assert fleet.bind("one", model=asked) == ("GPU-a-0",)
+
+
 def test_preferred_labels_outrank_packing() -> None:
     fleet = Fleet()
     fleet.node("a", 1)

@@ -97,6 +97,7 @@ class Answers:
             "findings": (True, self._findings),
             "events": (True, self._events),
             "who": (True, self._who),
+            "raw": (True, self._raw),
         }
         assert self._kinds.keys() == QUESTIONS.keys(), "every question has an answer"
 
@@ -248,6 +249,8 @@ class Answers:
             started=self._started,
             store=book.trouble,
             written=book.written,
+            stream_created_ns=str(book.stream_created_ns),
+            generation=state.generation,
         )
         return [((), row)]
 
@@ -279,6 +282,11 @@ class Answers:
             node=known_node(self._book.state, q.node), card=await self._card(q.card, q.node), project=q.project,
             after=_after(q, tuple[int]), newest_first=q.newest_first, limit=q.limit + 1,
         )  # fmt: skip
+
+    async def _raw(self, q: Question) -> Rows:
+        return await self._history.raw(
+            position=self._book.written, since_seq=q.since_seq, after=_after(q, tuple[int]), limit=q.limit + 1
+        )
 
     async def _who(self, q: Question) -> Rows:
         at_ns = _moment(q.at, "at")

@@ -6,12 +6,13 @@ by the server's clock; all questions are answered as of the last committed posit
 
 from __future__ import annotations
 
+import zlib
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from rigbook_schemas.events import Bound, DriftDetected, EvictionOrdered
-from rigbook_schemas.queries import DriftRow, EventRow, FindingRow, TenureRow
+from rigbook_schemas.queries import DriftRow, EventRow, FindingRow, RawRow, TenureRow
 from rigbook_schemas.wire import Malformed, decode, rfc3339
 
 from rigbook_ledger.entries import MALFORMED, UNKNOWN, card_key, demand_key, node_key
@@ -149,6 +150,32 @@ class History:
         return (((row[11], row[0]), _tenure(row)) for row in rows)
 
     # -- events ---------------------------------------------------------------------------------
+
+    async def raw(
+        self, *, position: int, since_seq: int, after: Key, limit: int
+    ) -> Iterator[tuple[Key, RawRow | None]]:
+        """The events themselves, up to `position`; None at the end when they are more than an answer takes."""
+        begin = max(since_seq, after[0] if after else 0)
+        sizes = await self._store.rows(
+            "SELECT seq, length(body) FROM events WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
+            (begin, position, limit),
+        )
+        last, total = begin, 0
+        for seq, size in sizes:
+            total += size
+            if total > BODIES_BYTES_MAX and last > begin:
+                break
+            last = seq
+        rows = await self._store.rows(
+            "SELECT seq, subject, body FROM events WHERE seq > ? AND seq <= ? ORDER BY seq", (begin, last)
+        )
+        found: list[tuple[Key, RawRow | None]] = [
+            ((seq,), RawRow(seq=seq, subject=subject, body=zlib.compress(body, 1)))
+            for seq, subject, body in rows
+        ]
+        if sizes and last < sizes[-1][0]:
+            found.append(((last,), None))
+        return iter(found)
 
     async def events(
         self, *, position: int, since_seq: int = 0, since_ns: int | None = None, until_ns: int | None = None,

@@ -8,6 +8,7 @@ never here, never big enough, later.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from rigbook_ledger.state import State
     from rigbook_schemas.events import DemandRaised
 
-__all__ = ["Ask", "Option", "Seen", "ask_of", "feasible", "free_bytes", "invalid", "why_not"]
+__all__ = ["Ask", "Option", "Seen", "ask_of", "feasible", "free_bytes", "invalid", "model_fits", "why_not"]
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -105,6 +106,19 @@ def feasible(state: State, ask: Ask, seen: Mapping[str, Seen]) -> Iterator[Optio
             yield Option(node, fitting)
 
 
+def model_fits(asked: str, model: str) -> bool:
+    """`RTX4090` means "NVIDIA GeForce RTX 4090": spaces, hyphens and case do not count. Empty asks for any."""
+    return not asked or _plain(asked) in _plain(model)
+
+
+@cache
+def _plain(name: str) -> str:
+    return name.lower().translate(_SPACERS)
+
+
+_SPACERS: Final = str.maketrans("", "", " -_")
+
+
 def free_bytes(card: Card, seen: Seen) -> int:
     """What a shared binding could still get of the card."""
     return card.memory_bytes - card.reserved_bytes - seen.foreign_bytes
@@ -114,7 +128,7 @@ def _fits(state: State, card: Card, request: Request, seen: Seen) -> bool:
     """The same tests as `_card_says_no`, without making a reason: this is the hot path."""
     if not card.present or not card.usable or card.quarantined is not None or seen.unknown:
         return False
-    if request.model and request.model.lower() not in card.model.lower():
+    if not model_fits(request.model, card.model):
         return False
     if card.memory_bytes - card.reserved_bytes - seen.foreign_bytes < request.memory_bytes:
         return False
@@ -246,7 +260,7 @@ def _card_says_no(state: State, card: Card, request: Request, seen: Seen) -> Rea
             holders=tuple(b.demand for b in bindings), holders_stopped=stopped,
         )  # fmt: skip
 
-    if request.model and request.model.lower() not in card.model.lower():
+    if not model_fits(request.model, card.model):
         return no(ReasonCode.MODEL_MISMATCH, Horizon.NEVER_HERE, request.model, card.model)
     if card.memory_bytes < request.memory_bytes and card.usable:
         return no(ReasonCode.CAPACITY_NEVER, Horizon.NEVER_BIG_ENOUGH)
