@@ -17,13 +17,15 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 DEV_REQUIREMENTS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")
 
+# Folder with the public openb trace; without it the placement benchmark is left out of `make bench`.
+TRACES ?=
 BENCHES := $(patsubst bench/bench_%.py,bench-%,$(wildcard bench/bench_*.py))
 
-.PHONY: help demo up test check format schema bench $(BENCHES) venv clean
+.PHONY: help demo up test check format schema bench bench-bus bench-placement $(BENCHES) venv clean
 
 help:  ## this list
 	@printf 'Rigbook: who owns which GPU, since when, why, and whether that is still true.\n\n'
-	@sed -n 's/^\([a-z][a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@sed -n 's/^\([a-z][a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
 	@for b in $(BENCHES); do printf '  make %s\n' "$$b"; done
 
 demo: $(STAMP)  ## a whole cell with simulated cards: fills up, a leftover is seen and healed (no GPU, no Docker)
@@ -49,10 +51,17 @@ format: $(STAMP)  ## put the code into the house's format
 schema: $(STAMP)  ## write schemas/documents (JSON Schemas, AsyncAPI) from the types
 	@$(BIN)/python -m rigbook_schemas.documents schemas/documents
 
-bench: $(BENCHES)  ## every figure in bench/, one after the other
+bench: $(BENCHES) bench-bus $(if $(TRACES),bench-placement)  ## every figure in bench/, one after the other
 
 $(BENCHES): bench-%: $(STAMP)
 	@printf -- '-- %s\n' "$@"; $(BIN)/python bench/bench_$*.py $(ARGS)
+
+bench-bus: $(STAMP)  ## appends and reads per second, on a real server and in memory
+	@printf -- '-- %s\n' "$@"; $(BIN)/python bench/bus_read.py $(ARGS)
+
+bench-placement: $(STAMP)  ## the published policies and ours on the openb trace: make bench-placement TRACES=DIR
+	@test -n "$(TRACES)" || { echo "name the folder of the openb trace: make bench-placement TRACES=DIR" >&2; exit 2; }
+	@printf -- '-- %s\n' "$@"; $(BIN)/python bench/placement "$(TRACES)" $(ARGS)
 
 venv: $(STAMP)  ## only make .venv
 

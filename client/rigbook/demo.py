@@ -52,12 +52,12 @@ LOOK_SECONDS: Final = 0.25
 HEARTBEAT_SECONDS: Final = 0.5
 
 
-def run_demo(*, keep: bool, examples: Path | None, gpus: str) -> int:
+def run_demo(*, keep: bool, examples: Path | None, gpus: str, journal: Path | None = None) -> int:
     """The whole show; returns the exit code. Cleans up whatever happens."""
     folder = Path(tempfile.mkdtemp(prefix="rigbook-demo-"))
     began = time.monotonic()
     try:
-        asyncio.run(_cancellable(Demo(folder, examples or _examples(), gpus)))
+        asyncio.run(_cancellable(Demo(folder, examples or _examples(), gpus, journal)))
     except RigbookFailure as failure:
         print_failure(failure)
         return failure.exit
@@ -78,11 +78,12 @@ def run_demo(*, keep: bool, examples: Path | None, gpus: str) -> int:
 class Demo:
     """The steps, in order. `folder` is fresh and ours."""
 
-    def __init__(self, folder: Path, examples: Path, gpus: str) -> None:
+    def __init__(self, folder: Path, examples: Path, gpus: str, journal: Path | None = None) -> None:
         self._data = folder / "data"
         self._output = folder / "up.log"
         self._examples = examples
         self._gpus = gpus
+        self._journal = journal
         self._console = console()
         self._began = time.monotonic()
         self._environment = {
@@ -165,6 +166,10 @@ class Demo:
         await self._command("gpu", "list")
         await self._command("drift", "list")
         await self._command("who", card)
+        if self._journal is not None:
+            self._title("7. the log of all this in one file, for questions without a bus")
+            await self._command("journal", "export", str(self._journal))
+            await self._command("history", "gpu", card, "--journal", str(self._journal))
 
     # -- steps ------------------------------------------------------------------------------------
 

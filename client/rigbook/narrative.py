@@ -141,6 +141,8 @@ def told(payload: Payload) -> str:  # one branch per kind, nothing else
         case e.Exited():
             again = "" if payload.final else "; it is started again"
             return f"ended on {payload.node}: {payload.verdict} ({payload.confidence}){_because(payload.sentence)}{again}"
+        case e.EvictionAnswered():
+            return f"{payload.component} on {payload.node}: {payload.answer.replace('_', ' ')} after {payload.seconds:.1f} s{_because(payload.text)}"
         case e.Released():
             how = f"forced by {payload.by or 'somebody'}" if payload.forced else "seen free"
             return f"released on {payload.node}, {how}, after {payload.usage.seconds:.1f} s{_because(payload.text)}"

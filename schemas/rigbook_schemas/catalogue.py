@@ -55,6 +55,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("ready", e.Ready, (_N,), "rig.run", "demand"),
     Kind("unready", e.Unready, (_N,), "rig.run", "demand"),
     Kind("exited", e.Exited, (_N,), "rig.run", "demand"),
+    Kind("eviction.answered", e.EvictionAnswered, (_N,), "rig.run", "demand"),
     Kind("released", e.Released, (_N, _O, _R), "rig.release", "demand"),
     Kind("node.joined", e.NodeJoined, (_N,), "rig.node", "node"),
     Kind("node.changed", e.NodeChanged, (_N,), "rig.node", "node"),

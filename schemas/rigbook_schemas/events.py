@@ -11,9 +11,12 @@ from typing import Annotated
 from msgspec import Meta
 
 from rigbook_schemas.values import (
+    Boundary,
     Bytes,
+    CardBaseline,
     CardInventory,
     CardObservation,
+    CheckpointAnswer,
     Component,
     ComponentEnd,
     ComponentObservation,
@@ -49,6 +52,7 @@ __all__ = [
     "DemandWithdrawn",
     "DriftCleared",
     "DriftDetected",
+    "EvictionAnswered",
     "EvictionOrdered",
     "Exited",
     "GpuQuarantined",
@@ -162,6 +166,8 @@ class EvictionOrdered(Payload):
     requeue: bool = False
     scope: StopScope = StopScope.COMPONENTS
     text: Text = ""
+    # A preemption or drain asks first. Without an answer in time nothing is killed, unless this says so.
+    insist: bool = False
 
 
 # -- node agent ---------------------------------------------------------------------------------
@@ -175,6 +181,7 @@ class Started(Payload):
     node: Token
     components: tuple[ComponentObservation, ...] = ()
     attempt: Small = 1
+    baseline: tuple[CardBaseline, ...] = ()  # its cards right before
 
 
 class Ready(Payload):
@@ -209,6 +216,19 @@ class Exited(Payload):
     evidence: tuple[Evidence, ...] = ()
     final: bool = True
     attempt: Small = 1
+    boundaries: tuple[Boundary, ...] = ()
+
+
+class EvictionAnswered(Payload):
+    """What a component answered when it was asked to save before a preemption or a drain."""
+
+    demand: Token
+    epoch: Position
+    node: Token
+    component: str
+    answer: CheckpointAnswer
+    seconds: Seconds = 0.0  # since it was asked
+    text: Text = ""
 
 
 class Released(Payload):
@@ -262,7 +282,7 @@ class Heartbeat(Payload):
     components: tuple[ComponentObservation, ...] | None = None  # None = the engine does not answer
     unknown: str = ""
     pressure: Pressure = Pressure()
-    engine_position: Position = 0  # last order folded by the agent
+    engine_position: Position = 0  # the agent knows every order for its node up to here
 
 
 # -- reaper -------------------------------------------------------------------------------------

@@ -266,6 +266,7 @@ class RawRow(Value):
 
     seq: int
     subject: str
+    received_ns: int
     body: bytes  # zlib; base64 in JSON
 
 

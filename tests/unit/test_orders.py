@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from rigbook_nodeagent.orders import Order, OrderBook, Stop
 from rigbook_schemas import events as e
@@ -91,9 +92,9 @@ def test_a_closed_epoch_is_not_adopted_from_a_ledger_that_lags(path: Path) -> No
     order = opened.take(bound(5))
     assert isinstance(order, Order)
     opened.close_order(5)
-    assert not opened.adopt(order)
+    assert opened.reconcile(5, [order]) == []
     opened.close()
-    assert not book(path).adopt(order)
+    assert book(path).reconcile(5, [order]) == []
 
 
 def test_an_order_that_the_book_lost_is_adopted(path: Path) -> None:
@@ -101,8 +102,8 @@ def test_an_order_that_the_book_lost_is_adopted(path: Path) -> None:
     assert isinstance(lost, Order)
     path.unlink()
     fresh = book(path)
-    assert fresh.adopt(lost)
-    assert not fresh.adopt(lost)
+    assert fresh.reconcile(5, [lost]) == [lost]
+    assert fresh.reconcile(5, [lost]) == []
     assert 5 in fresh.open_orders
 
 
@@ -227,3 +228,23 @@ def test_a_book_of_another_boot_waits_for_the_ledgers_word(path: Path) -> None:
     }
     assert after.take(bound(6)) is None  # released meanwhile, and delivered again
     assert isinstance(after.take(bound(10)), Order)
+
+
+def test_what_the_ledger_does_not_hold_any_more_is_never_begun(path: Path) -> None:
+    """Both deliveries were lost, the binding was released by force, and then `bound` comes. Simulation, seed 240."""
+    first = book(path)
+    first.take(bound(5))
+    assert first.reconcile(9, list(first.open_orders.values())) == []
+    assert first.known_to == 9
+    assert first.take(bound(7)) is None
+    assert list(first.open_orders) == [5]
+    assert book(path).known_to == 9
+
+
+def test_a_stop_that_did_not_reach_us_is_learnt_from_the_ledger(path: Path) -> None:
+    first = book(path)
+    first.take(bound(5))
+    stop = Stop(epoch=5, demand="d-5", seq=0, event_id="", reason=EvictionReason.WITHDRAWN)
+    (new,) = first.reconcile(9, [msgspec.structs.replace(first.open_orders[5], stop=stop)])
+    assert new == stop
+    assert book(path).open_orders[5].stop == stop

@@ -12,7 +12,7 @@ from rigbook_schemas.values import Mode
 
 from rigbook import tables
 from rigbook.commands.invoke import connected, me, run, watch
-from rigbook.commands.options import AsJson, By, Data, Nats, Reason, Watch
+from rigbook.commands.options import AsJson, At, By, Data, JournalFile, Nats, Reason, Watch
 from rigbook.failures import Invalid, WouldConflict
 from rigbook.lookup import card_named, node_named
 from rigbook.narrative import short_card
@@ -54,9 +54,20 @@ def register(app: typer.Typer) -> None:
 
 
 def gpu_list(
-    node: OnNode = "", watching: Watch = False, as_json: AsJson = False, nats: Nats = None, data: Data = None
+    node: OnNode = "",
+    watching: Watch = False,
+    at: At = "",
+    journal: JournalFile = None,
+    as_json: AsJson = False,
+    nats: Nats = None,
+    data: Data = None,
 ) -> None:
     """Cards: bound beside observed."""
+    if at or journal is not None:
+        from rigbook.commands.history import cards_then
+
+        cards_then(at, journal, nats, data, node=node, as_json=as_json)
+        return
 
     async def draw(client: Client) -> Table | Text:
         rows: list[CardRow] = await client.rows("cards", Question(node=node, limit=LIMIT_MAX))
@@ -140,8 +151,20 @@ def gpu_restore(
     _rule(go, as_json=as_json, nats=nats, data=data)
 
 
-def node_list(watching: Watch = False, as_json: AsJson = False, nats: Nats = None, data: Data = None) -> None:
+def node_list(
+    watching: Watch = False,
+    at: At = "",
+    journal: JournalFile = None,
+    as_json: AsJson = False,
+    nats: Nats = None,
+    data: Data = None,
+) -> None:
     """Machines: their cards, what is free, and when they were heard."""
+    if at or journal is not None:
+        from rigbook.commands.history import nodes_then
+
+        nodes_then(at, journal, nats, data, as_json=as_json)
+        return
 
     async def draw(client: Client) -> Table | Text:
         rows: list[NodeRow] = await client.rows("nodes")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "By", "Data", "Nats", "Project", "Reason", "Watch"]
+__all__ = ["AsJson", "At", "By", "Data", "JournalFile", "Nats", "Project", "Reason", "Watch"]
 
 Nats = Annotated[
     str | None,
@@ -38,3 +38,11 @@ By = Annotated[
     ),
 ]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept for ever.")]
+At = Annotated[
+    str,
+    typer.Option("--at", metavar="MOMENT", help="As it was then: 02:00, '2026-11-30 02:00', '2h ago', -15m."),
+]
+JournalFile = Annotated[
+    Path | None,
+    typer.Option("--journal", metavar="FILE", help="Ask an exported journal instead of the bus."),
+]

@@ -22,8 +22,11 @@ def demo(
         Path | None, typer.Option("--examples", metavar="DIR", help="Folder with the demand files.")
     ] = None,
     gpus: Annotated[str, typer.Option("--gpus", metavar="SPEC", help="Simulated cards.")] = "sim:4xRTX4090",
+    journal: Annotated[
+        Path | None, typer.Option("--journal", metavar="FILE", help="Keep the log of it as a journal.")
+    ] = None,
 ) -> None:
     """A leftover seen and healed, in under a minute, without a GPU: everything shown is read back from the system."""
     from rigbook.demo import run_demo
 
-    raise typer.Exit(run_demo(keep=keep, examples=examples, gpus=gpus))
+    raise typer.Exit(run_demo(keep=keep, examples=examples, gpus=gpus, journal=journal))

@@ -16,7 +16,7 @@ from rigbook_schemas.wire import Malformed, Record, Unknown, rfc3339
 
 from rigbook import tables
 from rigbook.commands.invoke import connected, now_ns, run, watch
-from rigbook.commands.options import AsJson, Data, Nats, Watch
+from rigbook.commands.options import AsJson, At, Data, JournalFile, Nats, Watch
 from rigbook.failures import Invalid
 from rigbook.lookup import demand_named
 from rigbook.moments import MomentError, local_zone, parse_moment, rfc3339_of
@@ -64,6 +64,8 @@ def ls(
     ] = "",
     phase: Annotated[str, typer.Option("--phase", metavar="PHASE", help=f"One of {', '.join(PHASES)}.")] = "",
     watching: Watch = False,
+    at: At = "",
+    journal: JournalFile = None,
     as_json: AsJson = False,
     nats: Nats = None,
     data: Data = None,
@@ -73,6 +75,12 @@ def ls(
         raise Invalid(
             f"--phase: {phase!r} is none of them; expected {', '.join(PHASES)}", code="invalid_flag"
         )
+    if at or journal is not None:
+        from rigbook.commands.history import demands_then
+
+        demands_then(at, journal, nats, data, phase=phase or ("all" if everything else "live"), project=project,
+                     as_json=as_json)  # fmt: skip
+        return
     question = Question(project=project, phase=phase or ("all" if everything else "live"), limit=LIMIT_MAX)
 
     async def draw(client: Client) -> Table | Text:
@@ -148,20 +156,19 @@ def explain(
 
 def who(
     gpu: Annotated[str, typer.Argument(metavar="GPU", help="UUID or its beginning, or node/index.")],
-    at: Annotated[
-        str,
-        typer.Option(
-            "--at",
-            metavar="MOMENT",
-            help="02:00, '2026-11-30 02:00', '2h ago', -15m. Default: all of the past.",
-        ),
-    ] = "",
+    at: At = "",
+    journal: JournalFile = None,
     as_json: AsJson = False,
     nats: Nats = None,
     data: Data = None,
 ) -> None:
-    """Who had a card, when, and what for."""
+    """Who had a card, when, and what for; without --at, all of the past."""
     moment, note = moment_option("--at", at)
+    if journal is not None:
+        from rigbook.commands.history import who_then
+
+        who_then(gpu, moment, note, journal, as_json=as_json)
+        return
 
     async def go() -> None:
         async with connected(nats, data) as client:

@@ -139,6 +139,7 @@ _APPLY: Final = _Apply(
         e.Ready: ownership.ready,
         e.Unready: ownership.unready,
         e.Exited: ownership.exited,
+        e.EvictionAnswered: ownership.eviction_answered,
         e.Released: ownership.released,
         e.NodeJoined: fleet.joined,
         e.NodeChanged: fleet.joined,

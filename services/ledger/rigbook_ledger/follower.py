@@ -172,6 +172,20 @@ class Follower:
         self._goal = facts.last_seq if facts else 0
         self._tail = await self._bus.tail(LEDGER_STREAM, start_seq=self.state.position + 1)
 
+    async def assure(self) -> None:
+        """Before anything is decided on what was read: is it still the same log? Raises LogDiscontinued, BusError.
+
+        Takes no time while the connection stands. A tail notices a log that was cut only when it is read next,
+        and an append can be quicker.
+        """
+        if self._reconnected:
+            self._reconnected = False
+            try:
+                await check_continues(self._bus, self.known)
+            except BusError:
+                self._reconnected = True  # no answer: what was read is held until it has been looked at
+                raise
+
     async def batch(self, *, wait_seconds: float | None, max_messages: int = BATCH_MAX) -> list[Record]:
         """Read and fold what is there; waits for the first event. Raises LogDiscontinued, BusError."""
         assert self._tail is not None, "open() first"
@@ -180,13 +194,7 @@ class Follower:
                 self._held = await self._tail.batch(max_messages=max_messages, wait_seconds=wait_seconds)
             except BusUnavailable as error:
                 raise LogDiscontinued(str(error)) from error
-        if self._reconnected:
-            self._reconnected = False
-            try:
-                await check_continues(self._bus, self.known)
-            except BusError:
-                self._reconnected = True  # no answer: what was read is held until it has been looked at
-                raise
+        await self.assure()
         held, self._held = self._held, ()
         return self.take(held)
 

@@ -167,11 +167,11 @@ class History:
                 break
             last = seq
         rows = await self._store.rows(
-            "SELECT seq, subject, body FROM events WHERE seq > ? AND seq <= ? ORDER BY seq", (begin, last)
+            "SELECT seq, subject, received_ns, body FROM events WHERE seq > ? AND seq <= ? ORDER BY seq", (begin, last)
         )
         found: list[tuple[Key, RawRow | None]] = [
-            ((seq,), RawRow(seq=seq, subject=subject, body=zlib.compress(body, 1)))
-            for seq, subject, body in rows
+            ((seq,), RawRow(seq=seq, subject=subject, received_ns=at, body=zlib.compress(body, 1)))
+            for seq, subject, at, body in rows
         ]
         if sizes and last < sizes[-1][0]:
             found.append(((last,), None))

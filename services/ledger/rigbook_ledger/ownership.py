@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 from rigbook_schemas import events as e
 from rigbook_schemas.subjects import GANG
-from rigbook_schemas.values import VerdictClass
+from rigbook_schemas.values import CheckpointAnswer, VerdictClass
 from rigbook_schemas.wire import instant
 
 from rigbook_ledger.state import Binding, Demand, Eviction, Phase
@@ -27,6 +27,7 @@ __all__ = [
     "adopted",
     "bound",
     "deferred",
+    "eviction_answered",
     "eviction_ordered",
     "exited",
     "raised",
@@ -144,7 +145,8 @@ def _hold(
     )
     put_binding(state, binding)
     charge(state, binding.project, total, 0)
-    _check_rules(state, record, binding)
+    if isinstance(data, e.Bound):
+        _check_rules(state, record, binding)
     held: dict[str, object] = {"epoch": epoch, "epoch_last": epoch, "attempt": 1}
     if demand.phase is not Phase.WAITING:
         # The withdrawal (or another placer's refusal) came between the placer's last read and its append.
@@ -311,7 +313,7 @@ def eviction_ordered(state: State, record: Record, data: e.EvictionOrdered) -> N
 
 
 def _held(
-    state: State, record: Record, data: e.Started | e.Ready | e.Unready | e.Exited | e.Released, family: str
+    state: State, record: Record, data: e.Started | e.Ready | e.Unready | e.Exited | e.EvictionAnswered | e.Released, family: str
 ) -> tuple[Binding, Demand] | None:
     """The live binding an agent speaks of; a finding when it has no business to."""
     if record.subject != f"rig.{family}.{data.node}":
@@ -406,6 +408,19 @@ def exited(state: State, record: Record, data: e.Exited) -> None:
         binding, started=without(binding.started, data.node), ready=without(binding.ready, data.node)
     )
     _run_changed(state, record, again, demand, **told)
+
+
+def eviction_answered(state: State, record: Record, data: e.EvictionAnswered) -> None:
+    """Frees nothing and stops nothing; that nobody answered is for the operator to see."""
+    if _held(state, record, data, "run") is None:
+        return
+    if data.answer in (CheckpointAnswer.NOT_ACKNOWLEDGED, CheckpointAnswer.NOT_SAVED):
+        find(
+            state,
+            record,
+            "preempt_not_acknowledged",
+            f"demand {data.demand} on node {data.node}: {data.text}; it was not killed and keeps its cards",
+        )
 
 
 def released(state: State, record: Record, data: e.Released) -> None:

@@ -142,8 +142,16 @@ def binding_rows(
     view: View, *, project: str = "", node: str = "", card: str = "", demand: str = "", after: Key = ()
 ) -> Iterator[tuple[Key, BindingRow]]:
     """Live bindings by epoch. Key: (epoch,)."""
-    for epoch in sorted(view.state.bindings):
-        binding = view.state.bindings[epoch]
+    state = view.state
+    known = state.nodes.get(node)
+    # Agents ask for their own node often: not the whole fleet's bindings for each of them.
+    epochs = (
+        state.bindings.keys()
+        if known is None
+        else {e for uuid in known.cards if uuid in state.cards for e in state.cards[uuid].holders}
+    )
+    for epoch in sorted(epochs):
+        binding = state.bindings[epoch]
         places = places_of(binding)
         if (
             (epoch,) <= after

@@ -4,6 +4,10 @@
 events cost a million small updates and not a million copies. All values inside are frozen; `fork`
 gives an independent state in time proportional to the number of entries.
 
+The values are plain msgspec structs, not `rigbook_schemas.values.Value`: they are made a million times in
+a replay, and a class with a metaclass of our own takes three times as long to call (CPython 3.11). Frozen
+values hold no cycles, so the garbage collector need not walk them (`gc=False`).
+
 Memory is bounded by what lives, not by what happened: ended demands are kept up to `ENDED_MAX`.
 """
 
@@ -18,7 +22,6 @@ from rigbook_schemas.events import DemandRaised, DriftDetected
 from rigbook_schemas.values import (
     DriftKind,
     EvictionReason,
-    FrozenType,
     Labels,
     Mode,
     NodeShare,
@@ -28,7 +31,10 @@ from rigbook_schemas.values import (
 )
 
 __all__ = [
+    "CHAIN_RUN",
     "ENDED_MAX",
+    "FINDINGS_MAX",
+    "TERMINAL",
     "Binding",
     "Card",
     "Demand",
@@ -66,22 +72,18 @@ class Phase(enum.StrEnum):
 
     @property
     def terminal(self) -> bool:
-        return self in _TERMINAL
+        return self in TERMINAL
 
     @property
     def holding(self) -> bool:
         return self in _HOLDING
 
 
-_TERMINAL = frozenset({Phase.ENDED, Phase.REFUSED, Phase.WITHDRAWN})
-_HOLDING = frozenset({Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.RELEASING})
+TERMINAL: Final = frozenset({Phase.ENDED, Phase.REFUSED, Phase.WITHDRAWN})
+_HOLDING: Final = frozenset({Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.RELEASING})
 
 
-class Folded(msgspec.Struct, metaclass=FrozenType, omit_defaults=True, gc=False):
-    """Root of the values in the state. Frozen values hold no cycles: the collector need not walk them."""
-
-
-class Demand(Folded):
+class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A demand and where it stands."""
 
     spec: DemandRaised
@@ -104,7 +106,7 @@ class Demand(Folded):
     attempt: int = 1
 
 
-class Eviction(Folded):
+class Eviction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The latest stop order for a binding."""
 
     event_id: str
@@ -117,7 +119,7 @@ class Eviction(Folded):
     grace_seconds: float
 
 
-class Binding(Folded):
+class Binding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A recorded right to cards, named by its epoch: the stream sequence of `bound`."""
 
     epoch: int
@@ -142,7 +144,7 @@ class Binding(Folded):
         return None
 
 
-class Card(Folded):
+class Card(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A GPU, named by its NVML UUID."""
 
     uuid: str
@@ -160,7 +162,7 @@ class Card(Folded):
     parent: str = ""
 
 
-class Node(Folded):
+class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A machine with an agent."""
 
     name: str
@@ -183,7 +185,7 @@ class Node(Folded):
     unreachable_ns: int = 0  # since when, 0 = heard
 
 
-class Project(Folded):
+class Project(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What a project holds. Counts until the release was observed; lowering a quota evicts nobody."""
 
     used_bytes: int = 0
@@ -195,7 +197,7 @@ class Project(Folded):
         return 0 if self.quota_bytes is None else max(0, self.used_bytes - self.quota_bytes)
 
 
-class Policy(Folded):
+class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Rules set by the operator, fleet-wide."""
 
     healing: tuple[DriftKind, ...] = ()  # kinds the reaper may heal by itself
@@ -203,7 +205,7 @@ class Policy(Folded):
     cap_share: float | None = None  # None = no cap
 
 
-class Finding(Folded):
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Something on the log that should not be there, or a violated invariant. Never stops the fold."""
 
     seq: int

@@ -74,6 +74,7 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     closed: int = 0
     seq: int = 0
     floor: int = 0
+    known: int = 0
     boot: str = ""  # of the machine, when the book was written anew
 
 
@@ -89,7 +90,8 @@ class OrderBook:
         self._closed: dict[int, None] = {}
         self._early: dict[int, Stop] = {}  # by epoch: the stop came before the binding
         self.floor = 0  # at or below it, what is not open is closed
-        self.position = 0  # highest sequence read so far: how far the agent knows the log
+        self.position = 0  # highest sequence read so far; orders before it may still be on their way
+        self.known_to = 0  # everything on the log up to here that concerns this node is in the book
         self.damaged_lines = 0
         self.trusted = True
         self._boot = ""
@@ -129,8 +131,7 @@ class OrderBook:
             )
             for o in orders
         }
-        self.floor = max(self.floor, position)
-        self.position = max(self.position, position)
+        self._fold(_Line(known=position))
         self._closed.clear()
         self._early.clear()
         self.trusted, self._boot = True, boot
@@ -179,13 +180,30 @@ class OrderBook:
         self._write(line)
         return line.order or line.stop
 
-    def adopt(self, order: Order) -> bool:
-        """Open an order that the ledger still holds and the book has lost; False when it was there already."""
-        if self._known(order.epoch):
-            return False
-        self._fold(_Line(order=order))
-        self._write(_Line(order=order))
-        return True
+    def reconcile(self, position: int, orders: list[Order]) -> list[Order | Stop]:
+        """Hold the book against what the ledger says this node holds at `position`; what was new in it.
+
+        Deliveries get lost and come again late, after newer ones. From here on nothing at or before `position` can
+        surprise: what is live there is open, what is to be stopped is marked so, all else is closed for ever.
+        """
+        new: list[Order | Stop] = []
+        for order in orders:
+            mine = self.open_orders.get(order.epoch)
+            line: _Line | None = None
+            if mine is None and not self._known(order.epoch):
+                line = _Line(order=order)
+            elif mine is not None and mine.stop is None and order.stop is not None:
+                line = _Line(stop=order.stop)
+            if line is not None:
+                self._fold(line)
+                self._write(line)
+                new.append(self.open_orders[order.epoch] if line.order is not None else order.stop or order)
+        if position > self.known_to:
+            self._fold(_Line(known=position))
+            self._write(_Line(known=position))
+            self._closed_lines += 1
+        self.flush()
+        return new
 
     def mark_started(self, epoch: int) -> None:
         """It runs: from here on "nothing found" means that it ended."""
@@ -220,7 +238,8 @@ class OrderBook:
 
     def _fold(self, line: _Line) -> None:
         self.position = max(self.position, line.seq)
-        self.floor = max(self.floor, line.floor)
+        self.known_to = max(self.known_to, line.known)
+        self.floor = max(self.floor, line.floor, line.known)
         if line.order is not None:
             self.open_orders[line.order.epoch] = line.order
             early = self._early.pop(line.order.epoch, None)
@@ -260,7 +279,7 @@ class OrderBook:
         self.close()
         fresh = self._path.with_suffix(".new")
         with fresh.open("wb") as file:
-            file.write(msgspec.json.encode(_Line(seq=self.position, floor=self.floor, boot=self._boot)) + b"\n")
+            file.write(msgspec.json.encode(_Line(seq=self.position, floor=self.floor, known=self.known_to, boot=self._boot)) + b"\n")
             for epoch in self._closed:
                 file.write(msgspec.json.encode(_Line(closed=epoch)) + b"\n")
             for stop in self._early.values():

@@ -38,6 +38,8 @@ VERSION: Final = "0.1.0"
 # The inventory changes rarely; asking the driver costs more than a sample.
 INVENTORY_SECONDS: Final = 10.0
 ORDERS_MAX: Final = 256
+# After orders were read, the ledger is asked once in this time whether the book is complete.
+RECONCILE_SECONDS: Final = 2.0
 # An engine that could not be opened at the start is tried again this often.
 ENGINE_RETRY_SECONDS: Final = 5.0
 # Waiting times between tries while the bus is away, seconds; the last one stays.
@@ -82,6 +84,7 @@ class Agent:
         self.engines: Mapping[Engine, Engines] = dict(equipment.engines)
         self.book = OrderBook(options.node, options.data / "orders.jsonl")
         self.may_start = asyncio.Event()
+        self._read_orders = asyncio.Event()
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Until cancelled. Raises AlreadyServed when another agent serves this node's name."""
@@ -99,7 +102,7 @@ class Agent:
             stop_serving = await self._bus.serve(subjects.agent_query(self.node, "*"), self._answer)
             for epoch in list(self.book.open_orders):
                 self._launch(epoch)
-            for body in (self._obey(reader), self._recover()):
+            for body in (self._obey(reader), self._reconcile()):
                 self._spawn(body)
             if ready is not None:
                 ready.set()
@@ -223,14 +226,23 @@ class Agent:
         assert held is not None
         self.book.begin_anew(*held, boot=self._host.boot_id())
 
-    async def _recover(self) -> None:
-        """Orders that the ledger holds for us and that have not reached us: their delivery may be long in coming."""
-        held = await bindings_of(self._bus, self.node, self.clock)
-        for order in held[1] if held is not None else ():
-            if self.book.adopt(order):
-                self.book.flush()
-                self._log.warning("an order was missing from the book", demand=order.demand, epoch=order.epoch)
-                self._launch(order.epoch)
+    async def _reconcile(self) -> None:
+        """At the start, and whenever orders were read: is what the ledger holds for us in the book?
+
+        The consumer brings orders fast, and not always in order: one whose delivery was lost comes again after
+        newer ones. `engine_position` tells others how far the book is complete.
+        """
+        while True:
+            self._read_orders.clear()
+            held = await bindings_of(self._bus, self.node, self.clock, position_min=self.book.position)
+            if held is None:
+                await self.clock.sleep(RECONCILE_SECONDS)
+                continue
+            for new in self.book.reconcile(*held):
+                self._log.warning("an order was missing from the book", demand=new.demand, epoch=new.epoch)
+                self._act_on(new)
+            await self._read_orders.wait()
+            await self.clock.sleep(RECONCILE_SECONDS)
 
     # -- orders -----------------------------------------------------------------------------
 
@@ -268,14 +280,19 @@ class Agent:
                 new.append(taken)
         self.book.flush()
         for order in new:
-            if isinstance(order, Order):
-                self._launch(order.epoch)
-            elif order.epoch in self._runs:
-                self._runs[order.epoch].nudge()
-            else:
-                self._spawn(self._stop_unknown(order))
+            self._act_on(order)
+        if deliveries:
+            self._read_orders.set()
         for delivery in deliveries:
             await delivery.ack()
+
+    def _act_on(self, order: Order | Stop) -> None:
+        if isinstance(order, Order):
+            self._launch(order.epoch)
+        elif order.epoch in self._runs:
+            self._runs[order.epoch].nudge()
+        else:
+            self._spawn(self._stop_unknown(order))
 
     def _launch(self, epoch: int) -> None:
         if epoch not in self._runs:
@@ -342,7 +359,7 @@ class Agent:
             else tuple(self._observation(r) for r in running if r.running or r.pids),
             unknown=unknown,
             pressure=self._host.pressure(),
-            engine_position=self.book.position,
+            engine_position=self.book.known_to,
         )
         draft = self._draft(data, f"{self._incarnation}-{self._beats}")
         try:

@@ -128,9 +128,12 @@ def plan(state: State, spec: DemandRaised, seen: Mapping[str, Seen], policy: str
     return Plan(state.position, None, reasons, refused=invalid(spec) is not None or hopeless(reasons))
 
 
-def signature(reasons: tuple[Reason, ...]) -> frozenset[tuple[str, str, str]]:
-    """What makes a reason a different one. Numbers move with every binding elsewhere; they do not count."""
-    return frozenset((r.code, r.horizon, r.node) for r in reasons)
+def signature(reasons: tuple[Reason, ...]) -> frozenset[tuple[str, str, str, tuple[str, ...]]]:
+    """What makes a reason a different one: codes, and holders that should have let go.
+
+    Numbers move with every binding elsewhere; they do not count.
+    """
+    return frozenset((r.code, r.horizon, r.node, r.holders_stopped) for r in reasons)
 
 
 def verdict(

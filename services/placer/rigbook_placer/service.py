@@ -289,6 +289,7 @@ class Placer:
                 causation=cause or (demand.event_id if demand else ""),
                 traceparent=traceparent,
             )
+            await self._follower.assure()
             appended = await self._bus.append(subject, encode(draft), message_id=draft.id, expect=expect)
         return appended.seq
 
@@ -371,6 +372,7 @@ class Placer:
             messages.append((subjects.verdict(demand.spec.project), encode(draft), draft.id))
         if not messages:
             return
+        await self._follower.assure()
         answers = await self._bus.append_many(messages)
         failed = [a for a in answers if isinstance(a, BusError)]
         if failed:

@@ -341,6 +341,7 @@ class Reaper:
                     causation=act.causation,
                     traceparent=traceparent,
                 )
+                await self._follower.assure()
                 done = await self._bus.append(act.subject, encode(draft), message_id=draft.id)
                 outcome = "duplicate" if done.duplicate else "stored"
                 return not done.duplicate
@@ -393,7 +394,13 @@ async def serve(
     known: Known | None = None
     told = ""
     while True:
-        reaper = Reaper(bus, options, clock=clock, telemetry=telemetry or Telemetry("reaper"), known=known)
+        reaper = Reaper(
+            bus,
+            options,
+            clock=clock,
+            telemetry=telemetry or Telemetry("reaper"),
+            known=known,
+        )
         try:
             await reaper.run(ready)
         except LogDiscontinued as error:
