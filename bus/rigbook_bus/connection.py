@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -194,6 +195,9 @@ class Connection:
         connecting.result()
 
     async def _connect(self, credentials: str | Path | None, tls: ssl.SSLContext | None) -> None:
+        # nats-py looks only when the server asks for a signature; a name that leads nowhere is wrong all the same
+        if credentials is not None and not await asyncio.to_thread(os.access, credentials, os.R_OK):
+            raise BusDenied(f"{credentials}: there is no such credentials file, or it cannot be read")
         try:
             await self._client.connect(
                 [one.strip() for one in self.url.split(",")],

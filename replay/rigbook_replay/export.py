@@ -49,12 +49,13 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     since_ns: int | None = None
     until_ns: int | None = None
     cards: tuple[str, ...] = ()  # UUIDs: everything around their nodes
+    nodes: tuple[str, ...] = ()  # the same by name
     demands: tuple[str, ...] = ()  # ids
     heartbeats: bool = True
 
     @property
     def filtered(self) -> bool:
-        return bool(self.cards or self.demands)
+        return bool(self.cards or self.nodes or self.demands)
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,14 +85,18 @@ async def export(
     last = source.last_seq if wish.until_ns is None else await source.seq_at(wish.until_ns)
     if last < first:
         raise NothingToExport("there is no event in that stretch of the log")
-    part = await about(source, cards=wish.cards, demands=wish.demands) if wish.filtered else None
+    part = (
+        await about(source, cards=wish.cards, nodes=wish.nodes, demands=wish.demands)
+        if wish.filtered
+        else None
+    )
     header = Header(
         created_ns=source.created_ns,
         first_seq=first,
         partial=_partial(source, wish, first),
         since="" if wish.since_ns is None else rfc3339(wish.since_ns),
         until="" if wish.until_ns is None else rfc3339(wish.until_ns),
-        about=(*wish.cards, *wish.demands),
+        about=(*wish.cards, *wish.nodes, *wish.demands),
         source=source.name,
         exported=rfc3339(now_ns),
         made_by=made_by,
@@ -167,8 +172,11 @@ def _partial(source: Source, wish: Wish, first: int) -> str:
     said = [source.partial] if source.partial else []
     if first > 1:
         said.append(f"it begins at event {first}")
-    if wish.cards:
-        said.append(f"only what the nodes of {', '.join(wish.cards)} are about, and the operator's rules")
+    if wish.cards or wish.nodes:
+        named = ", ".join(
+            (*(f"the node of {card}" for card in wish.cards), *(f"node {node}" for node in wish.nodes))
+        )
+        said.append(f"only what {named} is about, and the operator's rules")
     if wish.demands:
         said.append(f"only demand {', '.join(wish.demands)}, its nodes, and the operator's rules")
     return "; ".join(said)

@@ -52,9 +52,12 @@ class About:
         return demand in self.demands
 
 
-async def about(source: Source, *, cards: Sequence[str] = (), demands: Sequence[str] = ()) -> About:
-    """One reading of the log: which nodes and demands belong together with these cards and demands."""
-    nodes = await nodes_of_cards(source, cards)
+async def about(
+    source: Source, *, cards: Sequence[str] = (), nodes: Sequence[str] = (), demands: Sequence[str] = ()
+) -> About:
+    """One reading of the log: which nodes and demands belong together with these."""
+    around = bool(cards or nodes)
+    near = set(nodes) | await nodes_of_cards(source, cards)
     together: list[tuple[str, frozenset[str]]] = []  # each binding: demand, its nodes
     async for records in source.records(whole=False):
         together += [
@@ -64,14 +67,14 @@ async def about(source: Source, *, cards: Sequence[str] = (), demands: Sequence[
         ]
     before = -1
     kept = set(demands)
-    while before != len(nodes) + len(kept):
-        before = len(nodes) + len(kept)
-        for demand, there in together:
+    while before != len(near) + len(kept):
+        before = len(near) + len(kept)
+        for demand, on in together:
             if demand in kept:
-                nodes |= there
-            elif cards and nodes & there:
+                near |= on
+            elif around and near & on:
                 kept.add(demand)
-    return About(nodes=nodes, demands=kept)
+    return About(nodes=near, demands=kept)
 
 
 async def nodes_of_cards(source: Source, cards: Sequence[str]) -> set[str]:

@@ -71,6 +71,8 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("gpu.quarantined", e.GpuQuarantined, (_O, _N), "rig.own.policy", "card"),
     Kind("gpu.restored", e.GpuRestored, (_O,), "rig.own.policy", "card"),
     Kind("priority.capped", e.PriorityCapped, (_O,), "rig.own.policy", "priority"),
+    Kind("placement.set", e.PlacementSet, (_O,), "rig.own.policy", "policy"),
+    Kind("preemption.set", e.PreemptionSet, (_O,), "rig.own.policy", "on"),
     Kind("healing.set", e.HealingSet, (_O,), "rig.own.policy", "kind"),
     Kind("unknown.accepted", e.UnknownAccepted, (_O,), "rig.own.policy", "seq"),
     Kind("adopted", e.Adopted, (_O,), "rig.own.bind", "demand"),

@@ -16,6 +16,7 @@ from rigbook_schemas.values import (
     CardBaseline,
     CardInventory,
     CardObservation,
+    CardSeen,
     CheckpointAnswer,
     Component,
     ComponentEnd,
@@ -35,12 +36,14 @@ from rigbook_schemas.values import (
     Seconds,
     Sequence,
     Small,
+    Starting,
     StopScope,
     Text,
     Token,
     Usage,
     Value,
     VerdictClass,
+    Window,
     Workload,
 )
 
@@ -68,6 +71,8 @@ __all__ = [
     "NodeUncordoned",
     "NodeUnreachable",
     "Payload",
+    "PlacementSet",
+    "PreemptionSet",
     "PriorityCapped",
     "QuotaSet",
     "Ready",
@@ -104,8 +109,13 @@ class DemandRaised(Payload):
     priority: Priority = 50
     max_run_seconds: Seconds | None = None
     restart: Restart = Restart()
-    preemptible: bool = False
+    preemptible: bool = False  # may be evicted to place another demand; it is asked to save, and waits again
     labels: Labels = {}
+    preempts: bool = False  # may evict preemptible demands of lower priority, if it fits afterwards
+    placement: Annotated[str, Meta(max_length=32)] = ""  # policy that ranks for it; "" = the operator's default
+    windows: Annotated[tuple[Window, ...], Meta(max_length=32)] = ()  # runs only inside of these; () = any time
+    # Its cards stood idle for this long: it is stopped, after a notice. None = the owner is told, and it stays.
+    idle_seconds_max: Seconds | None = None
 
 
 class DemandWithdrawn(Payload):
@@ -133,6 +143,10 @@ class Bound(Payload):
     owner: Owner | None = None
     restart: Restart = Restart()
     workload: Workload = Workload.BATCH
+    notes: tuple[Reason, ...] = ()  # what was preferred and could not be had
+    # What the cards showed when it was decided, as far as it bears on the choice; with `position` and `policy`
+    # everything that the decision was made of.
+    seen: Annotated[tuple[CardSeen, ...], Meta(max_length=256)] = ()
 
 
 class Deferred(Payload):
@@ -168,6 +182,9 @@ class EvictionOrdered(Payload):
     text: Text = ""
     # A preemption or drain asks first. Without an answer in time nothing is killed, unless this says so.
     insist: bool = False
+    # Preemption: who waits for the room, and the cards that are kept for it from here on.
+    room_for: str = ""
+    room: tuple[Identity, ...] = ()
 
 
 # -- node agent ---------------------------------------------------------------------------------
@@ -262,6 +279,9 @@ class NodeJoined(Payload):
     cpus: Small = 0
     agent_version: str = ""
     address: str = ""
+    weights: tuple[str, ...] = ()  # names of model weights that the node has on its disk
+    container_gpus: Text = ""  # why containers get no cards here; empty = they do, or nobody has tried
+    reboot_needed: Text = ""  # why nothing but a reboot helps
 
 
 class NodeChanged(NodeJoined):
@@ -283,6 +303,7 @@ class Heartbeat(Payload):
     unknown: str = ""
     pressure: Pressure = Pressure()
     engine_position: Position = 0  # the agent knows every order for its node up to here
+    starting: tuple[Starting, ...] = ()  # components that wait for something before they run
 
 
 # -- reaper -------------------------------------------------------------------------------------
@@ -346,10 +367,14 @@ class QuotaSet(Payload):
 
 
 class ModeSet(Payload):
-    """A card serves this mode from here on; None = whatever the first binding on it asks."""
+    """A card serves this mode from here on; None = whatever the first binding on it asks.
+
+    `draining`: from here on it takes no binding, and it serves the mode once the last one was released.
+    """
 
     card: Identity
     mode: Mode | None
+    draining: bool = False
     node: str = ""
     by: str = ""
     reason: Text = ""
@@ -392,6 +417,23 @@ class PriorityCapped(Payload):
 
     priority: Priority
     share: Annotated[float, Meta(ge=0, le=1)]
+    by: str = ""
+    reason: Text = ""
+
+
+class PlacementSet(Payload):
+    """The policy that ranks cards where a demand names none."""
+
+    policy: Annotated[str, Meta(min_length=1, max_length=32)]
+    by: str = ""
+    reason: Text = ""
+
+
+class PreemptionSet(Payload):
+    """Whether demands may evict others at all, and how long a victim must have had its cards."""
+
+    on: bool
+    run_seconds_min: Seconds = 300.0
     by: str = ""
     reason: Text = ""
 

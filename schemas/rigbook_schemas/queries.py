@@ -25,7 +25,7 @@ from rigbook_schemas.values import (
     Workload,
 )
 
-__all__ = ["QUESTIONS", "Answer", "Failure", "Question"]
+__all__ = ["QUESTIONS", "Answer", "Failure", "OfferRow", "Question", "SoonestRow", "VictimRow"]
 
 LIMIT_MAX: Final = 1000
 
@@ -298,6 +298,41 @@ class AgentReport(Value):
     orders: tuple[AgentOrder, ...] = ()
     components: tuple[ComponentObservation, ...] | None = None  # None = the engine does not answer
     unknown: str = ""
+
+
+class VictimRow(Value):
+    """A binding that would be evicted to make room: what a preemption costs."""
+
+    demand: str
+    project: str
+    owner: str
+    epoch: int
+    priority: int
+    nodes: tuple[str, ...]
+    run_seconds: float  # since it was bound: what may be lost
+
+
+class SoonestRow(Value):
+    """The cards that a waiting demand could have first, and what has to end before."""
+
+    nodes: tuple[str, ...]
+    cards: tuple[str, ...]
+    waits_for: tuple[str, ...]  # demands that hold them
+    at: str = ""  # RFC 3339: when they have to end at the latest, "" = unknown
+    seconds: float | None = None
+
+
+class OfferRow(Value):
+    """What would be bound now on the cards of one model in one mode."""
+
+    model: str
+    mode: str
+    memory_bytes: int  # per card, the largest that fits
+    cards: int  # how many cards have that much
+    count_max: int  # how many of them at most on one node
+    nodes: tuple[str, ...]  # some of the nodes that have them
+    free_cards: int  # cards with anything free in this mode
+    free_bytes: int  # on all of them
 
 
 # What can be asked, and the type of the items.

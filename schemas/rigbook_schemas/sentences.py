@@ -34,6 +34,14 @@ def _where(reason: Reason) -> str:
     return f"GPU {reason.index} of node {reason.node}"
 
 
+def _lasting(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown time"
+    if seconds < 90:
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
 def _held_by(reason: Reason) -> str:
     if not reason.holders:
         return "another binding"
@@ -61,6 +69,8 @@ def _words(r: Reason) -> str:  # one branch per code, nothing else
                 f"{where} has {gib(r.total_bytes)} per card even when empty, {gib(r.asked_bytes)} asked{also}"
             )
         case ReasonCode.COUNT_SHORT:
+            if not r.node:
+                return f"{where} has {r.found or 'no node'} that could take a part now, {r.asked} asked"
             return f"{where} offers {r.found or '0'} fitting cards at once, {r.asked} asked"
         case ReasonCode.GPU_BUSY:
             return f"{where} is shared by {_held_by(r)}, and the card was asked for exclusively{also}"
@@ -106,8 +116,17 @@ def _words(r: Reason) -> str:  # one branch per code, nothing else
         case ReasonCode.START_GATE:
             return f"{where} is starting another engine; one at a time"
         case ReasonCode.BIND_BACKOFF:
-            return f"earlier starts failed ({r.found}); next try {r.asked}"
+            when = f"the next try is at {r.at}" if r.at else "no more tries: mend the cause and raise it again"
+            return f"it could not be started ({r.found}), {r.asked}; {when}"
         case ReasonCode.SAFE_MODE:
             return f"nothing is bound: {r.found or 'the log does not continue what was known'}; run `rigbook doctor`"
         case ReasonCode.BEHIND_OTHERS:
             return f"it would fit, but {_held_by(r)} came first"
+        case ReasonCode.HELD_BACK:
+            return f"{where} is kept for {_held_by(r)}, which came first{also}"
+        case ReasonCode.MODE_SWITCHING:
+            return f"{where} is being switched to {r.found}, and takes nothing until it is{also}"
+        case ReasonCode.OUTSIDE_WINDOW:
+            return f"it runs {r.asked} only; the next time is {r.at or 'never'}"
+        case ReasonCode.WEIGHTS_NOT_CACHED:
+            return f"{where} fits, but has not the weights {r.asked} ({_lasting(r.seconds)} to fetch them)"

@@ -28,6 +28,7 @@ __all__ = [
     "orders_of",
     "policy",
     "query",
+    "query_offers",
     "query_plan",
     "release",
     "run",
@@ -124,6 +125,11 @@ def query(what: str) -> str:
 def query_plan() -> str:
     """Request/reply, answered by a placer: a dry run."""
     return "rig.plan.demand"
+
+
+def query_offers() -> str:
+    """Request/reply, answered by a placer: the largest demands that would be bound now."""
+    return "rig.plan.offers"
 
 
 def agent_query(node_name: str, what: str) -> str:

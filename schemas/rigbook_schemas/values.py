@@ -22,6 +22,7 @@ __all__ = [
     "CardBaseline",
     "CardInventory",
     "CardObservation",
+    "CardSeen",
     "Checkpoint",
     "CheckpointAnswer",
     "Component",
@@ -43,11 +44,14 @@ __all__ = [
     "ReasonCode",
     "Request",
     "Restart",
+    "Starting",
     "StopScope",
     "Usage",
     "Value",
     "VerdictClass",
+    "Window",
     "Workload",
+    "Xid",
 ]
 
 MIB: Final = 1024**2
@@ -138,6 +142,18 @@ class Request(Value):
     node: str = ""  # one node by name
     require: Labels = {}
     prefer: Labels = {}
+    headroom: Annotated[float, Meta(ge=1, le=4)] = 1.0  # what is bound on each card is `memory_bytes` times this
+    weights: Annotated[str, Meta(max_length=256)] = ""  # model weights it loads: a node that has them is preferred
+    weights_bytes: Bytes = 0  # their size, for the expected time to fetch them; 0 = about `memory_bytes`
+
+
+class Window(Value):
+    """A span of the day in which a demand may run. Over midnight when `end` is not after `start`."""
+
+    start: Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")]
+    end: Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")]
+    days: tuple[Annotated[int, Meta(ge=1, le=7)], ...] = ()  # of the start: 1 = Monday ... 7; empty = every day
+    utc_offset_minutes: Annotated[int, Meta(ge=-840, le=840)] = 0  # of the clock that the times are of
 
 
 class Probe(Value):
@@ -208,6 +224,11 @@ class Component(Value):
         None  # asked instead of `probe` until its first yes, with its own pace and patience
     )
     checkpoint: Checkpoint | None = None
+    # It measures the free memory of its cards at its start, as inference engines do: on a card, one such start
+    # at a time, until it is ready or has failed.
+    starts_alone: bool = False
+    # The agent fills in `{memory_share}` and the like in command, env and mount sources (`placeholders.py`).
+    fill: bool = False
 
 
 class Restart(Value):
@@ -247,6 +268,9 @@ class CardInventory(Value):
     why: str = ""
     compute_mode: str = ""
     parent: str = ""  # MIG: UUID of the physical card
+    # What keeps a binding within its allotment: `mig` (the hardware), `mps` (CUDA's own limit), `compute-mode`
+    # (one process at a time); empty = it is accounted and watched, not enforced.
+    enforces: str = ""
 
 
 class ProcessObservation(Value):
@@ -262,6 +286,16 @@ class ProcessObservation(Value):
     command: str = ""
     since: str = ""
     belongs: str = ""  # foreign: the container, compose project, pod, unit or session that it is part of
+    # For how long it has been in uninterruptible sleep (state D): no signal ends it. None = it is not.
+    stuck_seconds: float | None = None
+
+
+class Xid(Value):
+    """An error that the GPU driver reported of a card, by NVIDIA's number."""
+
+    code: int
+    at: str = ""  # when it was heard, on the node's clock
+    meaning: str = ""
 
 
 class CardObservation(Value):
@@ -278,6 +312,17 @@ class CardObservation(Value):
     processes: tuple[ProcessObservation, ...] | None = None
     as_of: str = ""
     unknown: str = ""  # why the sample is not to be trusted
+    power_limit_watts: float | None = None
+    compute_mode: str = ""
+    mig: bool | None = None  # split into instances, which are cards of their own
+    lost: bool = False  # it answers nothing more until a reset or a reboot
+    ecc_corrected: int | None = None  # since the driver was loaded
+    pages_retired: int | None = None  # older cards: for ever; by double and single bit errors
+    rows_remapped: int | None = None  # newer cards: for ever
+    remap_pending: bool | None = None  # a page or row is to be taken out of use: at the next reset
+    remap_failed: bool | None = None  # no spare row is left: replace the card
+    throttles: tuple[str, ...] | None = None  # why it runs slower than it could now
+    xids: tuple[Xid, ...] = ()  # the latest ones heard, oldest first
 
 
 class ComponentObservation(Value):
@@ -293,6 +338,21 @@ class ComponentObservation(Value):
     since: str = ""
     ready: bool | None = None
     gpus: tuple[str, ...] = ()  # UUIDs it was given
+    injected: tuple[str, ...] | None = None  # UUIDs that it can really reach; None = cannot be told
+    ports: tuple[Port, ...] = ()  # where they were published
+
+
+class Starting(Value):
+    """A component that is on its way: what it waits for before it runs."""
+
+    epoch: int
+    demand: str
+    component: str
+    step: Annotated[str, Meta(max_length=32)]  # image_pull, start_gate, engine_away
+    text: str = ""
+    since: str = ""
+    done_bytes: int | None = None
+    total_bytes: int | None = None
 
 
 class Pressure(Value):
@@ -386,6 +446,14 @@ class Usage(Value):
     energy_joules: float | None = None
 
 
+class CardSeen(Value):
+    """What a decision knew of a card beyond the ledger: so that the decision can be made again."""
+
+    card: Identity
+    foreign_bytes: Bytes = 0  # memory held by processes that are not ours
+    unknown: bool = False  # its sample was not to be trusted
+
+
 class Horizon(enum.StrEnum):
     """When a refused card could become a yes."""
 
@@ -420,6 +488,10 @@ class ReasonCode(enum.StrEnum):
     BIND_BACKOFF = "bind_backoff"
     SAFE_MODE = "safe_mode"
     BEHIND_OTHERS = "behind_others"
+    HELD_BACK = "held_back"
+    MODE_SWITCHING = "mode_switching"
+    OUTSIDE_WINDOW = "outside_window"
+    WEIGHTS_NOT_CACHED = "weights_not_cached"
 
 
 class Reason(Value):
@@ -445,6 +517,8 @@ class Reason(Value):
     holders: tuple[str, ...] = ()  # demands that hold what is missing
     holders_stopped: tuple[str, ...] = ()  # those of them whose desired state is already stopped
     cards: int = 1  # how many cards give this same answer
+    seconds: float | None = None  # how long it is expected to take; None = unknown
+    at: str = ""  # RFC 3339: when it ends, opens, or is tried again
 
 
 class EvictionReason(enum.StrEnum):
@@ -457,9 +531,14 @@ class EvictionReason(enum.StrEnum):
     DRAIN = "drain"
     MODE_SWITCH = "mode_switch"
     TIME_LIMIT = "time_limit"
+    WINDOW_CLOSED = "window_closed"
     FENCED = "fenced"
     OPERATOR = "operator"
     MISSING = "missing"
+    CARD_LOST = "card_lost"
+    IDLE_HOLDER = "idle_holder"
+    SUSPECTED_HANG = "suspected_hang"
+    GPU_LOST_IN_CONTAINER = "gpu_lost_in_container"
 
 
 class StopScope(enum.StrEnum):
@@ -483,3 +562,4 @@ class DriftKind(enum.StrEnum):
     VRAM_NOT_RECOVERED = "vram_not_recovered"
     IDLE_HOLDER = "idle_holder"
     SUSPECTED_HANG = "suspected_hang"
+    GPU_LOST_IN_CONTAINER = "gpu_lost_in_container"

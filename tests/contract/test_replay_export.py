@@ -170,7 +170,7 @@ async def test_what_is_around_a_card_folds_to_the_same_node_cards_and_demands(wo
     await exported(bus, path, Wish(cards=(s.card("a"),)))
     whole = state_of(await stream_of(bus))
     with Journal.open(path) as journal:
-        assert "only what the nodes" in journal.header.partial
+        assert "only what the node of GPU-a-0" in journal.header.partial
         part = fold_journal(journal)
     assert set(part.nodes) == {"a", "b"}
     assert set(part.demands) == {"here", "there", "gang"}

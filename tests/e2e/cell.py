@@ -76,12 +76,14 @@ class ProcessCell:
             self.start_part(part)
         self.bus = await JetStreamBus.connect(self.server.url, name="test")
         self.follower = Follower(self.bus)
-        for _ in range(400):
-            try:
-                await self.follower.open()
-                break
-            except LogAbsent:
-                await asyncio.sleep(0.05)
+        async with asyncio.timeout(SOON_SECONDS):
+            while True:
+                try:
+                    await self.follower.open()
+                except LogAbsent:
+                    await asyncio.sleep(0.05)
+                else:
+                    return
 
     @property
     def state(self) -> State:

@@ -90,6 +90,12 @@ class SimEngine:
             part.watchers.append(watcher)
             await asyncio.wait((watcher,), timeout=wait)
 
+    async def signal(self, running: Running, name: str) -> None:
+        await self._call()
+        part = self._machine.parts.get((running.epoch, running.component))
+        if part is not None:
+            self._machine.signal(part, kill=name == "SIGKILL", everything=False)
+
     async def inventory(self) -> Sequence[Running]:
         await self._call()
         return [self._running(part) for part in self._machine.parts.values() if part.kind is self._kind]

@@ -81,6 +81,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._rng = random.Random(f"order {seed}")
         self._made = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
         self.steps = 0
         self.problems: list[str] = []
         self._tasks: list[SimTask] = []
@@ -93,21 +95,34 @@ class SimLoop(asyncio.BaseEventLoop):
     def push(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)  # type: ignore[attr-defined]
 
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        return  # it is thrown away when its time comes
+
     def _run_once(self) -> None:
         ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
-        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         if not ready:
-            while scheduled and scheduled[0]._cancelled:
-                heapq.heappop(scheduled)._scheduled = False
-            if not scheduled:
+            timers = self._timers
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)
+            if not timers:
                 raise Stuck("everything waits, and nothing will ever happen")
-            due = scheduled[0]._when
+            due = timers[0][0]
             if due > self._now:
                 self._now = due
                 self._at_once = 0
-            while scheduled and scheduled[0]._when <= due:
-                timer = heapq.heappop(scheduled)
-                timer._scheduled = False
+            while timers and timers[0][0] <= due:
+                timer = heapq.heappop(timers)[2]
                 if not timer._cancelled:
                     ready.append(timer)
         if len(ready) == 1:
@@ -182,7 +197,7 @@ class SimLoop(asyncio.BaseEventLoop):
                     _close(coro)
         self._tasks.clear()
         self._ready.clear()  # type: ignore[attr-defined]
-        self._scheduled.clear()  # type: ignore[attr-defined]
+        self._timers.clear()
         self.close()
 
     @contextlib.contextmanager

@@ -62,7 +62,7 @@ def subject_of(data: e.Payload) -> str:
             return subjects.verdict(data.project)
         case e.EvictionOrdered():
             return subjects.evict(data.nodes)
-        case e.Started() | e.Ready() | e.Unready() | e.Exited():
+        case e.Started() | e.Ready() | e.Unready() | e.Exited() | e.EvictionAnswered():
             return subjects.run(data.node)
         case e.Released():
             return subjects.release(data.node)

@@ -27,7 +27,9 @@ def recover(
     yes: Annotated[bool, typer.Option("--yes", help="Do it. Without this, only the plan is shown.")] = False,
     without: Annotated[
         list[str] | None,
-        typer.Option("--without", metavar="NODE", help="Go on although this node does not report. Repeatable."),
+        typer.Option(
+            "--without", metavar="NODE", help="Go on although this node does not report. Repeatable."
+        ),
     ] = None,
     without_copy: Annotated[
         bool, typer.Option("--without-copy", help="Go on although no ledger has a second copy.")

@@ -87,7 +87,11 @@ def plan(found: Survey, *, without: frozenset[str], without_copy: bool, by: str,
         foreign=found.foreign,
         copy=found.copy if whole else (),
         skip_to=end if end > max(last, begin.position) else 0,
-        join=tuple(n for n, report in found.agents.items() if report is not None and report.distrusts),
+        join=tuple(
+            n
+            for n, report in found.agents.items()
+            if report is not None and report.distrusts and not (whole and n in begin.nodes)
+        ),
         said=tuple(story.said),
         silent=tuple(n for n, report in found.agents.items() if report is None),
         unplaced=tuple(story.unplaced),
@@ -274,7 +278,9 @@ class _Story:
         for project, old in before.projects.items():
             mine = now.projects.get(project)
             if old.quota_bytes != (mine.quota_bytes if mine is not None else None):
-                self._rule("quota", e.QuotaSet(project=project, memory_bytes=old.quota_bytes, by=by, reason=reason))
+                self._rule(
+                    "quota", e.QuotaSet(project=project, memory_bytes=old.quota_bytes, by=by, reason=reason)
+                )
         for name, node in before.nodes.items():
             there = now.nodes.get(name)
             if there is None and self.found.agents.get(name) is None:
@@ -298,7 +304,10 @@ class _Story:
                 )
             if card.mode is not (found.mode if found is not None else None):
                 self._rule("gpu", e.ModeSet(card=uuid, mode=card.mode, node=card.node, by=by, reason=reason))
-        if (before.policy.cap_priority, before.policy.cap_share) != (now.policy.cap_priority, now.policy.cap_share):
+        if (before.policy.cap_priority, before.policy.cap_share) != (
+            now.policy.cap_priority,
+            now.policy.cap_share,
+        ):
             share = before.policy.cap_share if before.policy.cap_share is not None else 1.0
             self._rule(
                 "priority",
@@ -310,7 +319,9 @@ class _Story:
 
     def _rule(self, topic: str, data: Payload) -> None:
         kind = type(data).__name__
-        about = next(str(getattr(data, f)) for f in ("project", "node", "card", "kind", "priority") if hasattr(data, f))
+        about = next(
+            str(getattr(data, f)) for f in ("project", "node", "card", "kind", "priority") if hasattr(data, f)
+        )
         self._say(subjects.policy(topic), data, f"{kind} of {about} is said again")
 
 

@@ -63,7 +63,9 @@ def agent_words(report: AgentReport | None) -> str:
         told = f"unknown ({report.unknown})"
     ordered = ", ".join(f"{o.epoch} of {o.demand}" for o in report.orders[:NAMED_MAX])
     trust = f"distrusts this log: {report.distrusts}" if report.distrusts else "trusts this log"
-    return f"has read to {report.position}; runs {told or 'nothing'}; its orders: {ordered or 'none'}; {trust}"
+    return (
+        f"has read to {report.position}; runs {told or 'nothing'}; its orders: {ordered or 'none'}; {trust}"
+    )
 
 
 def plan_lines(intended: Plan) -> list[str]:

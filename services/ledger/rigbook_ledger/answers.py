@@ -7,6 +7,7 @@ share the questions (one queue group), so each answer says how far its ledger ha
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.metadata
 import sqlite3
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -405,6 +406,7 @@ def _time(ns: int) -> str:
     return rfc3339(ns) if ns else ""
 
 
+@functools.cache
 def _version() -> str:
     try:
         return importlib.metadata.version("rigbook")

@@ -7,6 +7,7 @@
 5. Each live binding has a demand that points back to it, and known cards.
 6. What a project uses is the sum of its live bindings, each counted once.
 7. A demand is in one phase, and the indexes say the same.
+8. A card is kept for a waiting demand only, and that demand knows it.
 
 An empty answer is the rule. A finding here means that the log itself is wrong, or that we are.
 """
@@ -89,6 +90,13 @@ def _card(state: State, card: Card) -> Iterator[Finding]:
             "reserved_wrong",
             f"card {card.uuid}: {card.reserved_bytes} bytes on the books, {reserved} in its bindings",
         )
+    if card.held_for:
+        demand = state.demands.get(card.held_for)
+        if demand is None or demand.phase is not Phase.WAITING or card.uuid not in demand.room:
+            yield _finding(
+                state, "room_wrong",
+                f"card {card.uuid} is kept for {card.held_for}, which is {demand.phase if demand else 'unknown'}",
+            )  # fmt: skip
     if reserved > card.memory_bytes:
         yield _finding(
             state, "over_allotted", f"card {card.uuid}: {reserved} bytes bound of {card.memory_bytes}"

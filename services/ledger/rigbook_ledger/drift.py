@@ -14,6 +14,10 @@ so ledger against card looks consistent; what is wrong is that desired is stoppe
 | any | live | a process without our labels holds memory of the card | `squatter`, never touched |
 | any | any | the engine or the driver does not answer | nothing: unknown is not absent |
 
+How a card stands with its bindings (`mode_mismatch`, `double_holder`, `card_lost`, `vram_not_recovered`) is in
+`drift_cards`; how a binding in order uses its cards (`idle_holder`, `suspected_hang`, `gpu_lost_in_container`)
+in `drift_use`.
+
 Whose word is it? Each row also has a time before which it is no difference but work under way: it is then
 `pending`, which keeps an open drift open and counts for nothing else.
 
@@ -34,10 +38,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rigbook_schemas.values import GIB, DriftKind, Evidence, Mode, Role
+from rigbook_schemas.values import DriftKind, Mode, Role
 
+from rigbook_ledger import drift_cards, drift_use
 from rigbook_ledger import evidence as say
 from rigbook_ledger.observed import Beat, Observed, observe
+from rigbook_ledger.sighting import KINDS, Comparison, Sighting, Tolerance, drift_key
 from rigbook_ledger.state import Phase
 
 if TYPE_CHECKING:
@@ -50,78 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Beat", "Comparison", "Sighting", "Tolerance", "compare", "drift_key"]
 
-# What this version can see. The rest of `DriftKind` comes with the real node.
-KINDS: Final = (
-    DriftKind.LEFTOVER,
-    DriftKind.MISSING,
-    DriftKind.SQUATTER,
-    DriftKind.WRONG_CARD,
-    DriftKind.OVERUSE,
-)
-MIB: Final = 1024**2
 _NS: Final = 1_000_000_000
-
-
-class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
-    """From when on, and from how much on, a difference is one. Seconds and bytes."""
-
-    stop_seconds: float = 5.0  # added to an order's grace: the kill, the driver's clean-up, the report
-    unread_seconds: float = 30.0  # for an order the agent has not read: the time its consumer waits to resend
-    start_seconds: float = 1800.0  # from bound to started: a large image over a slow line
-    unreleased_seconds: float = 60.0  # from the final `exited` to `released`
-    refence_seconds: float = 60.0  # an agent that joined after an order has been sent it again by then
-    stale_seconds: float = 30.0  # a card sample older than this is unknown
-    # Driver context and allocator rounding: 2 % and 512 MiB over the allotment are normal.
-    overuse_bytes: int = 512 * MIB
-    overuse_share: float = 0.02
-    foreign_bytes: int = 256 * MIB  # a desktop or a monitor on a bound card is no news below this
-    residue_bytes: int = GIB  # used memory that no process explains (driver, ECC, page retirement)
-
-
-class Sighting(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference in one heartbeat, with both sides and the evidence. Becomes a drift when it lasts."""
-
-    key: str  # the drift's identity: kind, node, and the epoch and card it is about
-    kind: DriftKind
-    node: str
-    sentence: str
-    desired: str
-    bound: str
-    observed: str
-    remedy: str
-    card: str = ""
-    cards: tuple[str, ...] = ()  # cards that must be known before it can be called gone
-    demand: str = ""
-    epoch: int | None = None
-    evidence: tuple[Evidence, ...] = ()
-    patience_seconds: float = 0.0  # it must last at least this long, whatever the grace of its kind
-    healable: bool = True  # False: the reaper may only report it
-    fenced: bool = False  # the agent knows the stop order for this epoch, and cannot start it again
-    memory_back: bool = False  # the cards show no memory that no process explains
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One heartbeat held against the books."""
-
-    node: str
-    incarnation: str
-    number: int
-    received_ns: int
-    sightings: tuple[Sighting, ...] = ()
-    pending: frozenset[str] = frozenset()  # keys of what is there, and has time left
-    components_known: bool = False
-    cards_known: frozenset[str] = frozenset()
-    cards: frozenset[str] = frozenset()  # the node's inventory
-
-    def sees(self, cards: tuple[str, ...]) -> bool:
-        """Would something on these cards (none named: on any card of the node) have been seen?"""
-        wanted = self.cards.intersection(cards) if cards else self.cards
-        return self.components_known and wanted <= self.cards_known
-
-
-def drift_key(kind: DriftKind, node: str, *about: object) -> str:
-    """Identity of a drift, equal for each sighting of the same thing by whichever reaper."""
-    return say.bounded_id(".".join((kind, node, *map(str, about))))
 
 
 def compare(state: State, beat: Beat, tolerance: Tolerance | None = None) -> Comparison:
@@ -138,6 +73,7 @@ def compare(state: State, beat: Beat, tolerance: Tolerance | None = None) -> Com
         empty,
         sightings=tuple(rows.sightings),
         pending=frozenset(rows.pending - {s.key for s in rows.sightings}),
+        unsure=frozenset(rows.unsure),
         components_known=rows.seen.components_known,
         cards_known=rows.seen.cards_known,
         cards=frozenset(u for u in node.cards if (card := state.cards.get(u)) is not None and card.present),
@@ -155,6 +91,7 @@ class _Rows:
         self.seen: Observed = observe(beat, stale_seconds=tolerance.stale_seconds)
         self.sightings: list[Sighting] = []
         self.pending: set[str] = set()
+        self.unsure: set[str] = set()
         live = {
             epoch: state.bindings[epoch]
             for uuid in state.nodes[self.node].cards
@@ -170,6 +107,7 @@ class _Rows:
                 self._stray(epoch, demand)
         for uuid, holds in self.seen.foreign.items():
             self._foreign(uuid, holds)
+        self.sightings += drift_cards.compare_cards(state, beat, self.seen, self.tolerance)
 
     def _see(self, sighting: Sighting, *, due: bool) -> None:
         if due:
@@ -199,6 +137,10 @@ class _Rows:
                 )
             for sighting in (*self._wrong_card(binding, share, mine), *self._overuse(binding, share, mine)):
                 self._see(sighting, due=fresh and not stopped)
+            if fresh and not stopped:
+                use = drift_use.compare_use(self.state, self.beat, binding, mine, self.tolerance)
+                self.sightings += use.sightings
+                self.unsure |= use.unsure
         elif self._all_known(share):
             sighting, due = self._missing(binding, share, demand, mine)
             self._see(sighting, due=fresh and due)
@@ -325,7 +267,7 @@ class _Rows:
 
     def _wrong_card(self, binding: Binding, share: NodeShare, mine: say.Parts) -> Iterator[Sighting]:
         allotted = tuple(a.card for a in share.allotments)
-        given = {uuid for component in mine.running for uuid in component.gpus}
+        given = {uuid for component in mine.running for uuid in (*component.gpus, *(component.injected or ()))}
         for card in dict.fromkeys((*(h.card for h in mine.holds), *sorted(given))):
             if card in allotted:
                 continue

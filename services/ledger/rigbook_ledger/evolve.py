@@ -155,6 +155,8 @@ _APPLY: Final = _Apply(
         e.GpuRestored: fleet.restored,
         e.PriorityCapped: fleet.capped,
         e.HealingSet: fleet.healing_set,
+        e.PlacementSet: fleet.placement_set,
+        e.PreemptionSet: fleet.preemption_set,
         e.UnknownAccepted: fleet.unknown_accepted,
         e.SequenceSkipped: fleet.sequence_skipped,
         e.LogRecovered: fleet.log_recovered,

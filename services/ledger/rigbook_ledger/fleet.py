@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rigbook_schemas import events as e
 
 from rigbook_ledger.state import Card, Node, Project
-from rigbook_ledger.steps import find, forget_absent, leave, put_card, put_node
+from rigbook_ledger.steps import find, forget_absent, leave, put_card, put_node, switch_mode
 
 if TYPE_CHECKING:
     from rigbook_schemas.wire import Record
@@ -24,6 +24,8 @@ __all__ = [
     "joined",
     "log_recovered",
     "mode_set",
+    "placement_set",
+    "preemption_set",
     "quarantined",
     "quota_set",
     "recovered",
@@ -120,6 +122,7 @@ def joined(state: State, record: Record, data: e.NodeJoined) -> None:
             address=data.address,
             cordoned=before.cordoned if before else None,
             unreachable_ns=0,
+            weights=data.weights,
         ),
     )
 
@@ -178,6 +181,11 @@ def mode_set(state: State, record: Record, data: e.ModeSet) -> None:
     card = _known_card(state, record, data.card)
     if card is None:
         return
+    if data.draining:
+        put_card(state, replace(card, switching="any" if data.mode is None else data.mode.value))
+        switch_mode(state, data.card)
+        forget_absent(state, data.card)
+        return
     other = [b for b in state.holders_of(card) if data.mode is not None and b.mode is not data.mode]
     if other:
         names = ", ".join(b.demand for b in other)
@@ -188,7 +196,7 @@ def mode_set(state: State, record: Record, data: e.ModeSet) -> None:
             f"card {data.card} cannot serve {data.mode} while it is bound by {names}; it stays as it was",
         )
         return
-    put_card(state, replace(card, mode=data.mode))
+    put_card(state, replace(card, mode=data.mode, switching=""))
     forget_absent(state, data.card)
 
 
@@ -220,6 +228,16 @@ def restored(state: State, record: Record, data: e.GpuRestored) -> None:
 def capped(state: State, record: Record, data: e.PriorityCapped) -> None:
     state.policy = replace(
         state.policy, cap_priority=data.priority, cap_share=data.share if data.share < 1 else None
+    )
+
+
+def placement_set(state: State, record: Record, data: e.PlacementSet) -> None:
+    state.policy = replace(state.policy, placement=data.policy)
+
+
+def preemption_set(state: State, record: Record, data: e.PreemptionSet) -> None:
+    state.policy = replace(
+        state.policy, preemption=data.on, preemption_run_seconds_min=data.run_seconds_min
     )
 
 

@@ -48,6 +48,7 @@ __all__ = [
 
 BATCH_MAX: Final = 2000
 
+
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot, the identity of the stream it is of, and of the fold that made it."""
 

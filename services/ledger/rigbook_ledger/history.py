@@ -167,7 +167,8 @@ class History:
                 break
             last = seq
         rows = await self._store.rows(
-            "SELECT seq, subject, received_ns, body FROM events WHERE seq > ? AND seq <= ? ORDER BY seq", (begin, last)
+            "SELECT seq, subject, received_ns, body FROM events WHERE seq > ? AND seq <= ? ORDER BY seq",
+            (begin, last),
         )
         found: list[tuple[Key, RawRow | None]] = [
             ((seq,), RawRow(seq=seq, subject=subject, received_ns=at, body=zlib.compress(body, 1)))

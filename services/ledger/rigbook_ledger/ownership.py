@@ -6,16 +6,27 @@ the bus's business, and what has no business on the log leaves a finding.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 from rigbook_schemas import events as e
 from rigbook_schemas.subjects import GANG
-from rigbook_schemas.values import CheckpointAnswer, VerdictClass
+from rigbook_schemas.values import CheckpointAnswer, EvictionReason, VerdictClass
 from rigbook_schemas.wire import instant
 
 from rigbook_ledger.state import Binding, Demand, Eviction, Phase
-from rigbook_ledger.steps import charge, find, forget_absent, move, put_binding, put_card, without
+from rigbook_ledger.steps import (
+    charge,
+    drop_room,
+    find,
+    forget_absent,
+    keep_room,
+    move,
+    put_binding,
+    put_card,
+    switch_mode,
+    without,
+)
 
 if TYPE_CHECKING:
     from rigbook_schemas.values import Mode
@@ -38,6 +49,22 @@ __all__ = [
     "unready",
     "withdrawn",
 ]
+
+# A member of an enum is found through its class slowly (CPython 3.11: 120 ns), and the fold asks often.
+_BOUND: Final = Phase.BOUND
+_ENDED: Final = Phase.ENDED
+_REFUSED: Final = Phase.REFUSED
+_RELEASING: Final = Phase.RELEASING
+_RUNNING: Final = Phase.RUNNING
+_STARTING: Final = Phase.STARTING
+_WAITING: Final = Phase.WAITING
+_WITHDRAWN: Final = Phase.WITHDRAWN
+# Ends of what never ran: the node could not start it.
+_START_FAILURES: Final = frozenset(
+    {VerdictClass.START_FAILED, VerdictClass.IMAGE_PULL, VerdictClass.RUNTIME_MISSING}
+)
+# How many nodes are remembered as those where a demand could not be started.
+FAILED_ON_MAX: Final = 16
 
 
 # -- client -------------------------------------------------------------------------------------
@@ -62,7 +89,7 @@ def raised(state: State, record: Record, data: e.DemandRaised) -> None:
         return
     state.demands[data.demand] = Demand(
         spec=data,
-        phase=Phase.WAITING,
+        phase=_WAITING,
         raised_seq=record.seq,
         raised_ns=record.received_ns,
         since_seq=record.seq,
@@ -95,8 +122,8 @@ def withdrawn(state: State, record: Record, data: e.DemandWithdrawn) -> None:
     if demand.phase.terminal or not demand.wanted:
         return  # a race with its own end, or said twice: nothing to learn
     said: dict[str, object] = {"wanted": False, "withdrawn_ns": record.received_ns, "withdrawn_by": data.by}
-    if demand.phase is Phase.WAITING:
-        move(state, record, demand, Phase.WITHDRAWN, **said)
+    if demand.phase is _WAITING:
+        move(state, record, demand, _WITHDRAWN, **said)
         return
     _releasing(state, record, demand, state.bindings[demand.epoch], **said)
 
@@ -148,13 +175,13 @@ def _hold(
     if isinstance(data, e.Bound):
         _check_rules(state, record, binding)
     held: dict[str, object] = {"epoch": epoch, "epoch_last": epoch, "attempt": 1}
-    if demand.phase is not Phase.WAITING:
+    if demand.phase is not _WAITING:
         # The withdrawal (or another placer's refusal) came between the placer's last read and its append.
         # The agent got the binding and may have started: it is a real binding of something unwanted.
         state.ended.pop(data.demand, None)
         _releasing(state, record, demand, binding, wanted=False, **held)
         return binding
-    move(state, record, demand, Phase.BOUND, reasons=(), **held)
+    move(state, record, demand, _BOUND, reasons=(), **held)
     return binding
 
 
@@ -171,7 +198,7 @@ def adopted(state: State, record: Record, data: e.Adopted) -> None:
     if demand is None and not problem:
         demand = Demand(
             spec=data.spec,
-            phase=Phase.WAITING,
+            phase=_WAITING,
             raised_seq=record.seq,
             raised_ns=record.received_ns,
             since_seq=record.seq,
@@ -221,6 +248,14 @@ def _check_rules(state: State, record: Record, binding: Binding) -> None:
             )
         for allotment in share.allotments:
             quarantined = state.cards[allotment.card].quarantined
+            switching = state.cards[allotment.card].switching
+            if switching:
+                find(
+                    state,
+                    record,
+                    "bound_while_switching",
+                    f"epoch {binding.epoch}: card {allotment.card} is being switched to {switching}",
+                )
             if quarantined is not None:
                 find(
                     state,
@@ -230,12 +265,10 @@ def _check_rules(state: State, record: Record, binding: Binding) -> None:
                 )
 
 
-def _bound_problem(
-    state: State, record: Record, data: e.Bound | e.Adopted, demand: Demand | None
-) -> str:
+def _bound_problem(state: State, record: Record, data: e.Bound | e.Adopted, demand: Demand | None) -> str:
     if demand is None:
         return f"demand {data.demand} was never raised"
-    if demand.phase not in (Phase.WAITING, Phase.WITHDRAWN, Phase.REFUSED):
+    if demand.phase not in (_WAITING, _WITHDRAWN, _REFUSED):
         return f"demand {data.demand} is {demand.phase}, not waiting"
     project = data.project if isinstance(data, e.Bound) else data.spec.project
     if project != demand.spec.project:
@@ -263,15 +296,15 @@ def _bound_problem(
 
 def deferred(state: State, record: Record, data: e.Deferred) -> None:
     demand = state.demands.get(data.demand)
-    if demand is not None and demand.phase is Phase.WAITING:
+    if demand is not None and demand.phase is _WAITING:
         state.demands[data.demand] = replace(demand, reasons=data.reasons)
         state.touched.demands.add(data.demand)
 
 
 def refused(state: State, record: Record, data: e.Refused) -> None:
     demand = state.demands.get(data.demand)
-    if demand is not None and demand.phase is Phase.WAITING:
-        move(state, record, demand, Phase.REFUSED, reasons=data.reasons)
+    if demand is not None and demand.phase is _WAITING:
+        move(state, record, demand, _REFUSED, reasons=data.reasons)
 
 
 def eviction_ordered(state: State, record: Record, data: e.EvictionOrdered) -> None:
@@ -304,8 +337,11 @@ def eviction_ordered(state: State, record: Record, data: e.EvictionOrdered) -> N
         scope=data.scope,
         requeue=data.requeue if before is None else before.requeue and data.requeue,
         grace_seconds=data.grace_seconds,
+        room_for=data.room_for,
     )
     put_binding(state, replace(binding, eviction=eviction))
+    if data.room_for:
+        keep_room(state, record, data.room_for, data.room)
     _releasing(state, record, state.demands[binding.demand], binding)
 
 
@@ -313,7 +349,10 @@ def eviction_ordered(state: State, record: Record, data: e.EvictionOrdered) -> N
 
 
 def _held(
-    state: State, record: Record, data: e.Started | e.Ready | e.Unready | e.Exited | e.EvictionAnswered | e.Released, family: str
+    state: State,
+    record: Record,
+    data: e.Started | e.Ready | e.Unready | e.Exited | e.EvictionAnswered | e.Released,
+    family: str,
 ) -> tuple[Binding, Demand] | None:
     """The live binding an agent speaks of; a finding when it has no business to."""
     if record.subject != f"rig.{family}.{data.node}":
@@ -344,14 +383,14 @@ def _held(
 
 def _running_phase(binding: Binding, phase: Phase) -> Phase:
     """Bound until every share has started, starting until every share with a probe is ready, then running."""
-    if phase is Phase.RELEASING:
+    if phase is _RELEASING:
         return phase
     if len(binding.started) < len(binding.shares):
-        return Phase.BOUND
+        return _BOUND
     for share in binding.shares:
         if share.node not in binding.ready and any(c.probe is not None for c in share.components):
-            return Phase.STARTING
-    return Phase.RUNNING
+            return _STARTING
+    return _RUNNING
 
 
 def _run_changed(state: State, record: Record, binding: Binding, demand: Demand, **changes: object) -> None:
@@ -368,6 +407,11 @@ def started(state: State, record: Record, data: e.Started) -> None:
     binding, demand = held
     if data.node not in binding.started:
         binding = replace(binding, started=(*binding.started, data.node))
+    if demand.failures and len(binding.started) == len(binding.shares):
+        _run_changed(
+            state, record, binding, demand, attempt=data.attempt, failures=0, failed_on=(), failure=""
+        )
+        return
     _run_changed(state, record, binding, demand, attempt=data.attempt)
 
 
@@ -397,6 +441,8 @@ def exited(state: State, record: Record, data: e.Exited) -> None:
     told: dict[str, object] = {}
     if demand.verdict in (None, VerdictClass.COMPLETED) or not binding.exited:
         told = {"verdict": data.verdict, "sentence": data.sentence, "attempt": data.attempt}
+        if data.verdict in _START_FAILURES:
+            told["failure"] = _start_failure(data)
     if data.final:
         if data.node not in binding.exited:
             put_binding(state, replace(binding, exited=(*binding.exited, data.node)))
@@ -410,11 +456,22 @@ def exited(state: State, record: Record, data: e.Exited) -> None:
     _run_changed(state, record, again, demand, **told)
 
 
+def _start_failure(data: e.Exited) -> str:
+    """How it could not be started, when another try may help; "" when none will: the program is not there."""
+    if any(evidence.what == "no_such_program" for evidence in data.evidence):
+        return ""
+    return f"{data.verdict} on {data.node}: {data.sentence}"[:300]
+
+
 def eviction_answered(state: State, record: Record, data: e.EvictionAnswered) -> None:
     """Frees nothing and stops nothing; that nobody answered is for the operator to see."""
-    if _held(state, record, data, "run") is None:
+    held = _held(state, record, data, "run")
+    if held is None:
         return
     if data.answer in (CheckpointAnswer.NOT_ACKNOWLEDGED, CheckpointAnswer.NOT_SAVED):
+        eviction = held[0].eviction
+        if eviction is not None and eviction.room_for:
+            drop_room(state, eviction.room_for)
         find(
             state,
             record,
@@ -442,9 +499,11 @@ def released(state: State, record: Record, data: e.Released) -> None:
                 reserved_bytes=card.reserved_bytes - allotment.memory_bytes,
             ),
         )
+        if card.switching:
+            switch_mode(state, allotment.card)
         forget_absent(state, allotment.card)
     binding = replace(binding, released=(*binding.released, data.node))
-    charge(state, binding.project, -freed, -freed if demand.phase is Phase.RELEASING else 0)
+    charge(state, binding.project, -freed, -freed if demand.phase is _RELEASING else 0)
     if len(binding.released) < len(binding.shares):
         put_binding(state, binding)
         return
@@ -453,11 +512,25 @@ def released(state: State, record: Record, data: e.Released) -> None:
     verdict = data.verdict if demand.verdict is None else demand.verdict
     if binding.eviction is not None and binding.eviction.requeue and demand.wanted:
         move(
-            state, record, demand, Phase.WAITING,
+            state, record, demand, _WAITING,
             epoch=0, requeues=demand.requeues + 1, verdict=None, sentence="", reasons=(),
         )  # fmt: skip
         return
-    move(state, record, demand, Phase.ENDED, epoch=0, verdict=verdict)
+    if demand.failure and demand.verdict in _START_FAILURES and demand.wanted and _by_itself(binding):
+        # It never ran, through no doing of its owner: it waits again, with a back-off (see `rigbook_placer.rules`).
+        nodes = [share.node for share in binding.shares]
+        failed_on = (*(n for n in demand.failed_on if n not in nodes), *nodes)[-FAILED_ON_MAX:]
+        move(
+            state, record, demand, _WAITING, epoch=0, requeues=demand.requeues + 1, verdict=None, sentence="",
+            reasons=(), failures=demand.failures + 1, failed_ns=record.received_ns, failed_on=failed_on,
+        )  # fmt: skip
+        return
+    move(state, record, demand, _ENDED, epoch=0, verdict=verdict)
+
+
+def _by_itself(binding: Binding) -> bool:
+    """Nobody ordered its stop, but for the rest of a gang when one part of it had ended."""
+    return binding.eviction is None or binding.eviction.reason is EvictionReason.FENCED
 
 
 def _unreleased_bytes(binding: Binding) -> int:
@@ -471,6 +544,6 @@ def _unreleased_bytes(binding: Binding) -> int:
 
 def _releasing(state: State, record: Record, demand: Demand, binding: Binding, **changes: object) -> None:
     """Desired is stopped (or a stop was ordered): the cards stay held until they are seen free."""
-    if demand.phase is not Phase.RELEASING:
+    if demand.phase is not _RELEASING:
         charge(state, binding.project, 0, _unreleased_bytes(binding))
-    move(state, record, demand, Phase.RELEASING, **changes)
+    move(state, record, demand, _RELEASING, **changes)

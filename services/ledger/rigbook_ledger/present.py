@@ -202,11 +202,14 @@ def _status_and_why(card: Card, node: Node | None, mode: Mode | None) -> tuple[s
         return "unreachable", f"node {node.name} has not been heard of since {rfc3339(node.unreachable_ns)}"
     if card.quarantined is not None:
         return "quarantined", card.quarantined
+    kept = f"being switched to {card.switching}" if card.switching else ""
+    if card.held_for:
+        kept = f"{kept}, kept for {card.held_for}" if kept else f"kept for {card.held_for}"
     if card.holders:
-        return ("held" if mode is Mode.EXCLUSIVE else "shared"), card.why
+        return ("held" if mode is Mode.EXCLUSIVE else "shared"), kept or card.why
     if node is not None and node.cordoned is not None:
         return "cordoned", node.cordoned
-    return "free", card.why
+    return "free", kept or card.why
 
 
 def card_status(state: State, card: Card) -> str:

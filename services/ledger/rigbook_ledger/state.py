@@ -14,6 +14,7 @@ Memory is bounded by what lives, not by what happened: ended demands are kept up
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from hashlib import blake2b
 from typing import Final
 
@@ -104,6 +105,13 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     verdict: VerdictClass | None = None
     sentence: str = ""
     attempt: int = 1
+    failures: int = 0  # starts that failed one after the other, each under a binding of its own
+    failed_ns: int = 0  # when the last of them ended
+    failed_on: tuple[str, ...] = ()  # nodes where they failed, the latest last
+    failure: str = ""  # how the last one failed
+    room: tuple[str, ...] = ()  # cards that are kept for it since others were evicted for it
+    room_ns: int = 0  # since when
+    preemptions: int = 0  # how many times others were evicted for it
 
 
 class Eviction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -117,6 +125,7 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     scope: StopScope
     requeue: bool
     grace_seconds: float
+    room_for: str = ""  # the demand that is to have the cards
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -160,6 +169,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     present: bool = True  # in the node's latest inventory
     quarantined: str | None = None  # the reason given
     parent: str = ""
+    switching: str = ""  # the mode it will serve once nothing holds it ("any" = not pinned); takes nothing until then
+    held_for: str = ""  # the waiting demand that others were evicted for
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -183,6 +194,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     address: str = ""
     cordoned: str | None = None  # the reason given
     unreachable_ns: int = 0  # since when, 0 = heard
+    weights: tuple[str, ...] = ()  # model weights on its disk
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -202,7 +214,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
     healing: tuple[DriftKind, ...] = ()  # kinds the reaper may heal by itself
     cap_priority: int = 75
-    cap_share: float | None = None  # None = no cap
+    cap_share: float | None = 1 / 3  # of the fleet's memory; None = no cap
+    placement: str = ""  # the policy that ranks; "" = the placer's own default
+    preemption: bool = True  # demands that ask for it may evict those that allow it
+    preemption_run_seconds_min: float = 300.0  # what a victim has had its cards for at least
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -274,7 +289,9 @@ class State:
         self.cards: dict[str, Card] = {}
         self.demands: dict[str, Demand] = {}
         self.waiting: dict[str, None] = {}  # ids in phase waiting, in the order they came into it
-        self.ended: dict[str, None] = {}  # ids in a terminal phase, oldest first
+        # Ids in a terminal phase, oldest first. An OrderedDict: to take the oldest of a dict means to walk over
+        # all that were taken before.
+        self.ended: OrderedDict[str, None] = OrderedDict()
         self.bindings: dict[int, Binding] = {}  # live ones
         self.projects: dict[str, Project] = {}
         self.policy = Policy()
@@ -403,7 +420,7 @@ def restore(data: bytes) -> State:
     state.cards = {card.uuid: card for card in saved.cards}
     state.demands = {demand.spec.demand: demand for demand in saved.demands}
     state.waiting = dict.fromkeys(saved.waiting)
-    state.ended = dict.fromkeys(saved.ended)
+    state.ended = OrderedDict.fromkeys(saved.ended)
     state.bindings = {binding.epoch: binding for binding in saved.bindings}
     state.projects = saved.projects
     state.policy = saved.policy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
+from rigbook_schemas.values import Mode
 
 from rigbook_ledger.state import ENDED_MAX, FINDINGS_MAX, TERMINAL, Finding, Phase, Project
 
@@ -15,13 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "charge",
+    "drop_room",
     "find",
     "forget_absent",
+    "keep_room",
     "leave",
     "move",
     "put_binding",
     "put_card",
     "put_node",
+    "switch_mode",
     "without",
 ]
 
@@ -48,6 +52,9 @@ def move(state: State, record: Record, demand: Demand, phase: Phase, **changes: 
         changes["since_seq"], changes["since_ns"] = record.seq, record.received_ns
         if before is _WAITING:
             state.waiting.pop(did, None)
+            if demand.room:
+                _clear_room(state, demand)
+                changes["room"], changes["room_ns"] = (), 0
         elif phase is _WAITING:
             state.waiting[did] = None
         if phase in TERMINAL:
@@ -60,8 +67,7 @@ def move(state: State, record: Record, demand: Demand, phase: Phase, **changes: 
 def _retire(state: State, demand_id: str) -> None:
     state.ended[demand_id] = None
     while len(state.ended) > ENDED_MAX:
-        oldest = next(iter(state.ended))
-        del state.ended[oldest]
+        oldest, _ = state.ended.popitem(last=False)
         state.demands.pop(oldest, None)
 
 
@@ -87,6 +93,50 @@ def charge(state: State, project: str, used: int, releasing: int) -> Project:
     state.projects[project] = p
     state.touched.projects.add(project)
     return p
+
+
+def keep_room(state: State, record: Record, demand_id: str, cards: tuple[str, ...]) -> None:
+    """Others are evicted for this waiting demand: the cards are kept for it until it has left the queue."""
+    demand = state.demands.get(demand_id)
+    if demand is None or demand.phase is not _WAITING:
+        return
+    room = list(demand.room)
+    for uuid in cards:
+        card = state.cards.get(uuid)
+        if card is not None and not card.held_for:
+            put_card(state, replace(card, held_for=demand_id))
+            room.append(uuid)
+    state.demands[demand_id] = replace(
+        demand,
+        room=tuple(room),
+        room_ns=record.received_ns,
+        preemptions=demand.preemptions + (0 if demand.room else 1),
+    )
+    state.touched.demands.add(demand_id)
+
+
+def drop_room(state: State, demand_id: str) -> None:
+    """No cards are kept for the demand any more."""
+    demand = state.demands.get(demand_id)
+    if demand is not None and demand.room:
+        _clear_room(state, demand)
+        state.demands[demand_id] = replace(demand, room=(), room_ns=0)
+        state.touched.demands.add(demand_id)
+
+
+def _clear_room(state: State, demand: Demand) -> None:
+    for uuid in demand.room:
+        card = state.cards.get(uuid)
+        if card is not None and card.held_for == demand.spec.demand:
+            put_card(state, replace(card, held_for=""))
+
+
+def switch_mode(state: State, uuid: str) -> None:
+    """A card that is being switched serves its new mode as soon as nothing holds it."""
+    card = state.cards[uuid]
+    if card.switching and not card.holders:
+        mode = None if card.switching == "any" else Mode(card.switching)
+        put_card(state, replace(card, mode=mode, switching=""))
 
 
 def leave(state: State, card: Card) -> None:

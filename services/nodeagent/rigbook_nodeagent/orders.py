@@ -11,8 +11,9 @@ import os
 from typing import IO, TYPE_CHECKING, Final
 
 import msgspec
-from rigbook_schemas.events import Bound, EvictionOrdered
+from rigbook_schemas.events import Adopted, Bound, EvictionOrdered
 from rigbook_schemas.values import EvictionReason, NodeShare, Owner, Restart, StopScope, Workload
+from rigbook_schemas.wire import instant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +64,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bound_ns: int = 0  # the server's clock
     stop: Stop | None = None
     started: bool = False  # `started` went out: if nothing is found later, it ended; it is not begun again
+    orphan: bool = False  # of a log that was lost and recovered without us: no log knows it
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -160,6 +162,9 @@ class OrderBook:
                     bound_ns=record.received_ns,
                 )
                 line = _Line(order=order, seq=record.seq)
+        elif isinstance(data, Adopted):
+            adopted = self._adopted(record, data)
+            line = _Line(order=adopted, seq=record.seq) if adopted is not None else None
         elif isinstance(data, EvictionOrdered) and self._node in data.nodes:
             stop = Stop(
                 epoch=data.epoch,
@@ -179,6 +184,49 @@ class OrderBook:
         self._fold(line)
         self._write(line)
         return line.order or line.stop
+
+    def _adopted(self, record: Record, data: Adopted) -> Order | None:
+        """A binding that an operator told again. One that is open stays as it is; one that was closed ended while
+        the log was lost: it is opened as something that was begun, so that its end is told again.
+        """
+        share = next((s for s in data.shares if s.node == self._node), None)
+        if share is None or data.epoch in self.open_orders:
+            return None
+        was_closed = data.epoch in self._closed or data.epoch <= self.floor
+        self._closed.pop(data.epoch, None)
+        return Order(
+            epoch=data.epoch,
+            demand=data.demand,
+            project=data.spec.project,
+            event_id=record.id,
+            share=share,
+            owner=data.spec.owner,
+            restart=data.spec.restart,
+            workload=data.spec.workload,
+            traceparent=record.traceparent,
+            bound_ns=instant(data.bound) or record.received_ns,
+            started=was_closed or self._node in data.started,
+        )
+
+    def fence(self, last: int, event_id: str) -> list[Stop]:
+        """The log was recovered, and nobody there knew of anything beyond `last`: what we were told beyond it has
+        no right, and its epochs may be given again. The stops of what is open.
+        """
+        self.floor, self.known_to = min(self.floor, last), min(self.known_to, last)
+        self.position = min(self.position, last)
+        self._closed = {epoch: None for epoch in self._closed if epoch <= last}
+        self._early = {epoch: stop for epoch, stop in self._early.items() if epoch <= last}
+        stops: list[Stop] = []
+        for epoch, order in self.open_orders.items():
+            if epoch > last:
+                stop = Stop(
+                    epoch=epoch, demand=order.demand, seq=2**62, event_id=event_id,
+                    reason=EvictionReason.FENCED, scope=StopScope.EVERYTHING, by="recovery",
+                )  # fmt: skip
+                self.open_orders[epoch] = msgspec.structs.replace(order, stop=stop, orphan=True)
+                stops.append(stop)
+        self._compact()
+        return stops
 
     def reconcile(self, position: int, orders: list[Order]) -> list[Order | Stop]:
         """Hold the book against what the ledger says this node holds at `position`; what was new in it.
@@ -262,7 +310,7 @@ class OrderBook:
     def _stop(self, stop: Stop) -> None:
         order = self.open_orders.get(stop.epoch)
         if order is not None:
-            if order.stop is None or order.stop.seq < stop.seq:
+            if order.demand == stop.demand and (order.stop is None or order.stop.seq < stop.seq):
                 self.open_orders[order.epoch] = msgspec.structs.replace(order, stop=stop)
         elif not self._known(stop.epoch):
             early = self._early.get(stop.epoch)
@@ -279,7 +327,12 @@ class OrderBook:
         self.close()
         fresh = self._path.with_suffix(".new")
         with fresh.open("wb") as file:
-            file.write(msgspec.json.encode(_Line(seq=self.position, floor=self.floor, known=self.known_to, boot=self._boot)) + b"\n")
+            file.write(
+                msgspec.json.encode(
+                    _Line(seq=self.position, floor=self.floor, known=self.known_to, boot=self._boot)
+                )
+                + b"\n"
+            )
             for epoch in self._closed:
                 file.write(msgspec.json.encode(_Line(closed=epoch)) + b"\n")
             for stop in self._early.values():

@@ -11,7 +11,8 @@ import structlog
 from rigbook_bus.protocol import BusDenied, BusError, BusUnavailable
 from rigbook_bus.telemetry import Telemetry
 from rigbook_schemas import subjects
-from rigbook_schemas.events import Heartbeat, NodeJoined, Payload
+from rigbook_schemas.events import Heartbeat, LogRecovered, NodeJoined, Payload
+from rigbook_schemas.queries import AgentOrder, AgentReport
 from rigbook_schemas.values import CardObservation, Engine, StopScope
 from rigbook_schemas.wire import Draft, Malformed, decode, encode, rfc3339
 
@@ -24,10 +25,11 @@ from rigbook_nodeagent.inventory import changed
 from rigbook_nodeagent.ledgerview import bindings_of
 from rigbook_nodeagent.orders import Order, OrderBook, Stop
 from rigbook_nodeagent.presence import AlreadyServed, Presence
+from rigbook_nodeagent.trust import Trust
 from rigbook_nodeagent.workload import WorkloadRun, observation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from rigbook_bus.clock import Clock
     from rigbook_bus.protocol import Bus, Delivery, Reader
@@ -37,6 +39,8 @@ __all__ = ["Agent", "AlreadyServed", "Options", "open_engines", "open_gpus", "se
 VERSION: Final = "0.1.0"
 # The inventory changes rarely; asking the driver costs more than a sample.
 INVENTORY_SECONDS: Final = 10.0
+# How long a heartbeat waits for an engine's word; well below the silence that makes a node unreachable.
+INVENTORY_SECONDS_MAX: Final = 2.0
 ORDERS_MAX: Final = 256
 # After orders were read, the ledger is asked once in this time whether the book is complete.
 RECONCILE_SECONDS: Final = 2.0
@@ -85,21 +89,27 @@ class Agent:
         self.book = OrderBook(options.node, options.data / "orders.jsonl")
         self.may_start = asyncio.Event()
         self._read_orders = asyncio.Event()
+        self.trust = Trust(bus, options.data / "log.json", clock, self._recovered)
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Until cancelled. Raises AlreadyServed when another agent serves this node's name."""
         await self._presence.claim(self._incarnation)
         self.book.open(self._host.boot_id())
+        self.trust.open()
+        stop_serving: Callable[[], Awaitable[None]] | None = None
         try:
             closed = await self._open_engines()
-            joined_seq = await self._join()
-            self.may_start.set()  # never before the first full inventory of this run
-            for body in (self._beat(), self._watch_inventory(), *(self._open_later(e) for e in closed)):
+            await self.cards.refresh()
+            stop_serving = await self._bus.serve(subjects.agent_query(self.node, "*"), self._answer)
+            # Also while the log is not trusted: what runs here is what a recovery begins with.
+            for body in (self.trust.keep(), self._beat(), *(self._open_later(e) for e in closed)):
                 self._spawn(body)
+            joined_seq = await self._either(self._join())
+            self.may_start.set()  # never before the first full inventory of this run
+            self._spawn(self._watch_inventory())
             if not self.book.trusted:
                 await self._either(self._begin_book(joined_seq))
             reader = await self._either(self._reader())
-            stop_serving = await self._bus.serve(subjects.agent_query(self.node, "*"), self._answer)
             for epoch in list(self.book.open_orders):
                 self._launch(epoch)
             for body in (self._obey(reader), self._reconcile()):
@@ -109,9 +119,10 @@ class Agent:
             try:
                 await self._failed
             finally:
-                await stop_serving()
                 await reader.close()
         finally:
+            if stop_serving is not None:
+                await stop_serving()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -188,6 +199,7 @@ class Agent:
 
     async def _join(self) -> int:
         """The sequence of our `node.joined`."""
+        await self.trust.wait()
         await self.cards.refresh()
         self._joined = self._inventory()
         if not self.cards.facts.ok:
@@ -234,25 +246,93 @@ class Agent:
         """
         while True:
             self._read_orders.clear()
+            await self.trust.wait()
             held = await bindings_of(self._bus, self.node, self.clock, position_min=self.book.position)
-            if held is None:
+            if held is None or not self.trust.sure:
                 await self.clock.sleep(RECONCILE_SECONDS)
                 continue
+            await self._reached(held[0])
             for new in self.book.reconcile(*held):
                 self._log.warning("an order was missing from the book", demand=new.demand, epoch=new.epoch)
                 self._act_on(new)
             await self._read_orders.wait()
             await self.clock.sleep(RECONCILE_SECONDS)
 
+    async def _reached(self, position: int) -> None:
+        """The book is complete up to `position`: note what stands there, to know this log again."""
+        try:
+            m = await self._bus.message(subjects.LEDGER_STREAM, position)
+        except BusError:
+            return
+        if m is not None:
+            self.trust.note(decode(m.seq, m.subject, m.received_ns, m.body))
+            self.trust.save()
+
+    # -- trust ------------------------------------------------------------------------------
+
+    async def _recovered(self, data: LogRecovered, event_id: str) -> None:
+        """An operator recovered the log. What it knows nothing of is stopped before any new order is taken."""
+        self.may_start.set()  # for the stops: the inventory was read before the log was looked at
+        for stop in self.book.fence(data.lost_position, event_id):
+            self._log.warning(
+                "the recovered log does not know it; stopping", demand=stop.demand, epoch=stop.epoch
+            )
+            self._launch(stop.epoch)
+            self._runs[stop.epoch].nudge()
+        while any(order.orphan for order in self.book.open_orders.values()):
+            await self.clock.sleep(RECONCILE_SECONDS / 4)
+
+    async def _report(self) -> AgentReport:
+        running, unknown = await self._engine_inventory()
+        known = self.trust.known
+        return AgentReport(
+            node=self.node,
+            incarnation=self._incarnation,
+            distrusts=self.trust.why,
+            position=max(known.position if known is not None else 0, self.book.position, self.book.known_to),
+            event_id=known.event_id if known is not None else "",
+            generation=known.generation if known is not None else 0,
+            orders=tuple(self._order_row(order) for order in self.book.open_orders.values()),
+            components=None if unknown else tuple(map(observation, running)),
+            unknown=unknown,
+        )
+
+    def _order_row(self, order: Order) -> AgentOrder:
+        run = self._runs.get(order.epoch)
+        return AgentOrder(
+            epoch=order.epoch, demand=order.demand, project=order.project, share=order.share, owner=order.owner,
+            restart=order.restart, workload=order.workload, started=order.started,
+            bound=rfc3339(order.bound_ns) if order.bound_ns else "",
+            ready=run is not None and bool(run.ready), stopping=order.stop is not None,
+        )  # fmt: skip
+
+    async def _join_again(self) -> bytes:
+        """Asked by a recovery: tell the inventory to a log that is not trusted yet."""
+        self._joined = self._inventory()
+        draft = self._draft(self._joined, f"joined-{self.node}-{self._incarnation}-{self.clock.now_ns()}")
+        try:
+            done = await self._bus.append(subjects.node(self.node), encode(draft), message_id=draft.id)
+        except BusError as error:
+            return msgspec.json.encode({"error": {"code": error.code, "text": str(error)}})
+        return msgspec.json.encode({"seq": done.seq})
+
     # -- orders -----------------------------------------------------------------------------
 
     async def _obey(self, reader: Reader) -> None:
         while True:
             try:
+                await self.trust.wait()
+                known = self.trust.known
                 deliveries = await reader.batch(max_messages=ORDERS_MAX, wait_seconds=5.0)
+                await self.trust.wait()
+                if known != self.trust.known and not self.trust.continues(known):
+                    for delivery in deliveries:  # maybe of a log that is no longer the one: once more
+                        await delivery.nak()
+                    continue
                 await self._take(deliveries)
             except BusDenied as error:
                 self._log.error("our consumer is gone; joining again", code=error.code, why=str(error))
+                self.trust.doubt()
                 await self.clock.sleep(1.0)
                 assert self._joined is not None
                 await self._tell_node(
@@ -276,9 +356,11 @@ class Agent:
                 # The ledger records the finding with its sequence; here it is no order.
                 self._log.warning("not an order", seq=m.seq, code=record.data.code, why=record.data.text)
             taken = self.book.take(record)
+            self.trust.note(record)
             if taken is not None:
                 new.append(taken)
         self.book.flush()
+        self.trust.save()
         for order in new:
             self._act_on(order)
         if deliveries:
@@ -312,7 +394,7 @@ class Agent:
             try:
                 for engine in self.engines.values():
                     for running in await engine.inventory():
-                        if running.epoch == stop.epoch:
+                        if running.epoch == stop.epoch and stop.demand in (running.demand, "unknown"):
                             self._log.warning(
                                 "stopping what has no right to run", demand=running.demand, epoch=stop.epoch
                             )
@@ -386,9 +468,13 @@ class Agent:
         running: list[Running] = []
         for kind, engine in self.engines.items():
             try:
-                running.extend(await engine.inventory())
+                # A heartbeat does not wait for an engine that hangs: the node is alive, what runs is unknown.
+                async with asyncio.timeout(INVENTORY_SECONDS_MAX):
+                    running.extend(await engine.inventory())
             except EngineError as error:
                 return running, f"{kind}: {error}"
+            except TimeoutError:
+                return running, f"{kind}: no answer within {INVENTORY_SECONDS_MAX:g} s"
         return running, ""
 
     async def _card_sample(self, running: Sequence[Running]) -> tuple[CardObservation, ...]:
@@ -426,6 +512,8 @@ class Agent:
     async def publish(
         self, subject: str, data: Payload, *, message_id: str, order: Order, cause: str = ""
     ) -> None:
+        if order.orphan:
+            return  # no log knows it: there is nobody to tell
         kind = type(data).__name__.lower()
         with self._telemetry.span(
             f"nodeagent.{kind}",
@@ -451,6 +539,7 @@ class Agent:
         body = encode(draft)
         tries = 0
         while True:
+            await self.trust.wait()  # a fact about an epoch belongs on the log that the epoch is of
             try:
                 appended = await self._bus.append(subject, body, message_id=draft.id)
             except BusError as error:
@@ -479,6 +568,10 @@ class Agent:
             asked = msgspec.json.decode(body or b"{}", type=_LogsQuestion)
         except msgspec.MsgspecError as error:
             return msgspec.json.encode({"error": {"code": "bad_question", "text": str(error)}})
+        if subject.endswith(".orders"):
+            return msgspec.json.encode(await self._report())
+        if subject.endswith(".join"):
+            return await self._join_again()
         if not subject.endswith(".logs"):
             return msgspec.json.encode(
                 {"node": self.node, "incarnation": self._incarnation, "version": VERSION}

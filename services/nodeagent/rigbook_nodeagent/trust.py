@@ -83,6 +83,15 @@ class Trust:
     def sure(self) -> bool:
         return self._trusted.is_set()
 
+    def continues(self, known: Known | None) -> bool:
+        """Whether what was read while `known` held is of the log that is trusted now."""
+        now = self.known
+        return (
+            now is not None
+            and known is not None
+            and ((known.created_ns, known.generation) == (now.created_ns, now.generation))
+        )
+
     def note(self, record: Record) -> None:
         """This was read from the log while it was trusted."""
         known = self.known
@@ -142,7 +151,9 @@ class Trust:
             if not self._may_not_look:
                 self._may_not_look = True
                 self._log.error(
-                    "no right to look at the log: a lost one would not be noticed", code=error.code, why=str(error)
+                    "no right to look at the log: a lost one would not be noticed",
+                    code=error.code,
+                    why=str(error),
                 )
             return True
         except BusError:

@@ -192,8 +192,7 @@ class WorkloadRun:
     async def _start(self, component: Component) -> Running | tuple[str, str]:
         order = self._now
         kind = Engine.DOCKER if component.image else Engine.PROCESS
-        engine = self._s.engines.get(kind)
-        if engine is None:
+        if kind not in self._s.engines:
             return (
                 "start_failed",
                 f"node {self._s.node} has no {kind} engine, component {component.name} needs it",
@@ -219,7 +218,8 @@ class WorkloadRun:
         )
         while True:
             try:
-                return await engine.start(launch)
+                # asked for each time: one that could not be opened may have been meanwhile
+                return await self._s.engines[kind].start(launch)
             except StartRefused as refused:
                 return (refused.code, refused.text)
             except EngineError as error:

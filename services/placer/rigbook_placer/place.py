@@ -2,70 +2,117 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
-from rigbook_schemas.events import Bound, Deferred, EvictionOrdered, Refused
-from rigbook_schemas.values import Allotment, EvictionReason, Horizon, Mode, NodeShare, Reason, ReasonCode
+from rigbook_schemas.events import Bound, Deferred, Refused
+from rigbook_schemas.values import Allotment, Horizon, Mode, NodeShare, Reason, ReasonCode
 
-from rigbook_placer.feasible import Seen, ask_of, feasible, invalid, why_not
-from rigbook_placer.rank import POLICIES, Ranked, rank
+from rigbook_placer.feasible import NOTHING_SEEN, Seen, ask_of, asker_of, feasible, need_bytes
+from rigbook_placer.rank import POLICIES, rank, taste_of
+from rigbook_placer.reasons import card_says_no, hopeless, invalid, node_says_no, signature, why_not
+from rigbook_placer.rules import over_cap, over_quota, rule_says_no
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rigbook_ledger.state import Demand, State
     from rigbook_schemas.events import DemandRaised
 
-__all__ = ["POLICY_VERSION", "Plan", "explain", "place", "plan", "signature", "stops_due"]
+    from rigbook_placer.feasible import Ask, Asker, Kept
+    from rigbook_placer.rank import Ranked, Taste
+    from rigbook_placer.rules import Totals
+
+__all__ = [
+    "FETCH_BYTES_PER_SECOND", "POLICY_VERSION", "Shortlist", "explain", "hopeless", "place", "policy_of", "signature",
+    "verdict",
+]  # fmt: skip
 
 # Goes into every `bound`, so that a replay knows which rules decided.
-POLICY_VERSION: Final = 1
+POLICY_VERSION: Final = 2
+# What fetching model weights is expected to take, where nothing better is known: one gigabit per second, less overhead.
+FETCH_BYTES_PER_SECOND: Final = 100 * 1024**2
+NOTES_MAX: Final = 4
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """The answer to a dry run."""
+class Shortlist(Protocol):
+    """Knows the best nodes without looking at all of them; gives the same answer as looking (see `index`)."""
 
-    position: int
-    bound: Bound | None
-    reasons: tuple[Reason, ...]
-    refused: bool = False
+    def best(
+        self, ask: Ask, taste: Taste, policy: str, asker: Asker, count: int
+    ) -> tuple[Sequence[str], int]:
+        """The `count` best feasible nodes (fewer: that is all), and how many feasible ones there are."""
+        ...
+
+    @property
+    def totals(self) -> Totals: ...
 
 
-def place(state: State, spec: DemandRaised, seen: Mapping[str, Seen], policy: str = "pack") -> Bound | None:
-    """The binding that the demand would get now, or None. Decided on `state.position`."""
+def policy_of(state: State, spec: DemandRaised, default: str) -> str:
+    """The demand's own, else the operator's, else the placer's."""
+    if spec.placement in POLICIES:
+        return spec.placement
+    return state.policy.placement if state.policy.placement in POLICIES else default
+
+
+def place(
+    state: State,
+    spec: DemandRaised,
+    seen: Mapping[str, Seen],
+    policy: str = "pack",
+    *,
+    now_ns: int | None = None,
+    kept: Mapping[str, Kept] | None = None,
+    shortlist: Shortlist | None = None,
+) -> Bound | None:
+    """The binding that the demand would get now, or None. Decided on `state.position`.
+
+    `now_ns`: None leaves out the rules about time. `kept`: cards kept for demands that came first.
+    """
     request = spec.resources
-    if invalid(spec) is not None or over_quota(state, spec) is not None:
+    totals = shortlist.totals if shortlist is not None else None
+    if invalid(spec, POLICIES) is not None or rule_says_no(state, spec, now_ns=now_ns, totals=totals):
         return None
-    options = list(feasible(state, ask_of(spec), seen))
+    name = policy_of(state, spec, policy)
+    ask, asker = ask_of(spec), asker_of(spec, kept or {}, now_ns)
+    taste = taste_of(spec, state.demands.get(spec.demand))
+    among: Sequence[str] | None = None
+    others = 0
+    if shortlist is not None:
+        among, others = shortlist.best(ask, taste, name, asker, request.nodes)
+    options = list(feasible(state, ask, seen, asker, among=among))
     if len(options) < request.nodes:
         return None
-    chosen = rank(state, request, options, seen, POLICIES[policy])[: request.nodes]
-    if over_quota(state, spec, chosen) is not None:
+    others = max(others, len(options)) - request.nodes
+    chosen = rank(state, request, options, seen, POLICIES[name], taste)[: request.nodes]
+    cards = [card for ranked in chosen for card in ranked.cards]
+    if over_quota(state, spec, cards) is not None or over_cap(state, spec, totals, cards) is not None:
         return None
     return Bound(
         demand=spec.demand,
         project=spec.project,
         shares=tuple(_share(spec, ranked) for ranked in chosen),
-        policy=policy,
+        policy=name,
         policy_version=POLICY_VERSION,
         position=state.position,
-        feasible=min(len(options) - len(chosen), 100_000),
+        feasible=min(others, 100_000),
         owner=spec.owner,
         restart=spec.restart,
         workload=spec.workload,
+        notes=_notes(state, spec, ask, seen, asker, chosen) if request.weights else (),
     )
 
 
 def _share(spec: DemandRaised, ranked: Ranked) -> NodeShare:
     request = spec.resources
+    need = need_bytes(request)
     return NodeShare(
         node=ranked.option.node.name,
         allotments=tuple(
             Allotment(
                 card=card.uuid,
                 # Nobody else can use what an exclusive binding leaves: the whole card is on its books.
-                memory_bytes=card.memory_bytes if request.mode is Mode.EXCLUSIVE else request.memory_bytes,
+                memory_bytes=card.memory_bytes if request.mode is Mode.EXCLUSIVE else need,
                 mode=request.mode,
             )
             for card in ranked.cards
@@ -74,66 +121,62 @@ def _share(spec: DemandRaised, ranked: Ranked) -> NodeShare:
     )
 
 
-def over_quota(state: State, spec: DemandRaised, chosen: list[Ranked] | None = None) -> Reason | None:
-    """The project's quota says no. Before the cards are chosen the least that can be charged counts."""
-    project = state.projects.get(spec.project)
-    if project is None or project.quota_bytes is None:
-        return None
+def _notes(
+    state: State, spec: DemandRaised, ask: Ask, seen: Mapping[str, Seen], asker: Asker, chosen: Sequence[Ranked]
+) -> tuple[Reason, ...]:
+    """Where the weights would have been, why not there, and what fetching them is expected to take."""
     request = spec.resources
-    asked = request.memory_bytes * request.count * request.nodes
-    if chosen is not None and request.mode is Mode.EXCLUSIVE:
-        asked = sum(card.memory_bytes for ranked in chosen for card in ranked.cards)
-    if project.used_bytes + asked <= project.quota_bytes:
-        return None
-    return Reason(
-        code=ReasonCode.PROJECT_QUOTA,
-        horizon=Horizon.NEVER_BIG_ENOUGH if asked > project.quota_bytes else Horizon.LATER,
-        found=spec.project,
-        bound_bytes=project.used_bytes,
-        total_bytes=project.quota_bytes,
-        asked_bytes=asked,
-        short_bytes=project.used_bytes + asked - project.quota_bytes,
-    )
+    without = [r.option.node for r in chosen if request.weights not in r.option.node.weights]
+    if not without:
+        return ()
+    seconds = (request.weights_bytes or request.memory_bytes) / FETCH_BYTES_PER_SECOND
+    notes = [
+        Reason(
+            code=ReasonCode.WEIGHTS_NOT_CACHED, node=node.name, asked=request.weights, seconds=round(seconds, 1)
+        )
+        for node in without[:1]
+    ]
+    for node in state.nodes.values():
+        if request.weights in node.weights and len(notes) < NOTES_MAX:
+            said = node_says_no(node, ask)
+            cards = [state.cards[u] for u in node.cards if u in state.cards] if said is None else []
+            no = [card_says_no(state, c, request, seen.get(c.uuid, NOTHING_SEEN), asker) for c in cards]
+            refusals = [reason for reason in no if reason is not None]
+            if refusals:
+                said = min(refusals, key=lambda r: (r.short_bytes or 0, r.index or 0))
+            if said is not None:
+                notes.append(said)
+    return tuple(notes)
 
 
 def explain(
-    state: State, spec: DemandRaised, seen: Mapping[str, Seen], policy: str = "pack"
+    state: State,
+    spec: DemandRaised,
+    seen: Mapping[str, Seen],
+    policy: str = "pack",
+    *,
+    now_ns: int | None = None,
+    kept: Mapping[str, Kept] | None = None,
+    totals: Totals | None = None,
+    among: Iterable[str] | None = None,
 ) -> tuple[Reason, ...]:
     """Why `place` says None, nearest miss first; empty when it would not."""
-    bad = invalid(spec)
+    bad = invalid(spec, POLICIES)
     if bad is not None:
         return (bad,)
-    quota = over_quota(state, spec)
-    if quota is not None:
-        return (quota,)
-    reasons = why_not(state, ask_of(spec), seen)
+    rule = rule_says_no(state, spec, now_ns=now_ns, totals=totals)
+    if rule is not None:
+        return (rule,)
+    ask, asker = ask_of(spec), asker_of(spec, kept or {}, now_ns)
+    reasons = why_not(state, ask, seen, asker, among=among)
     if reasons:
         return tuple(reasons)
-    chosen = rank(state, spec.resources, list(feasible(state, ask_of(spec), seen)), seen, POLICIES[policy])
-    quota = over_quota(state, spec, chosen[: spec.resources.nodes])
-    return (quota,) if quota is not None else ()
-
-
-def hopeless(reasons: tuple[Reason, ...]) -> bool:
-    """No release, uncordon or return of a known node would help: only another fleet would."""
-    return bool(reasons) and all(r.horizon is not Horizon.LATER for r in reasons)
-
-
-def plan(state: State, spec: DemandRaised, seen: Mapping[str, Seen], policy: str = "pack") -> Plan:
-    """Dry run on the current position."""
-    bound = place(state, spec, seen, policy)
-    if bound is not None:
-        return Plan(state.position, bound, ())
-    reasons = explain(state, spec, seen, policy)
-    return Plan(state.position, None, reasons, refused=invalid(spec) is not None or hopeless(reasons))
-
-
-def signature(reasons: tuple[Reason, ...]) -> frozenset[tuple[str, str, str, tuple[str, ...]]]:
-    """What makes a reason a different one: codes, and holders that should have let go.
-
-    Numbers move with every binding elsewhere; they do not count.
-    """
-    return frozenset((r.code, r.horizon, r.node, r.holders_stopped) for r in reasons)
+    taste = taste_of(spec, state.demands.get(spec.demand))
+    options = feasible(state, ask, seen, asker, among=among)
+    chosen = rank(state, spec.resources, options, seen, POLICIES[policy_of(state, spec, policy)], taste)
+    cards = [card for ranked in chosen[: spec.resources.nodes] for card in ranked.cards]
+    rule = over_quota(state, spec, cards) or over_cap(state, spec, totals, cards)
+    return (rule,) if rule is not None else ()
 
 
 def verdict(
@@ -146,43 +189,3 @@ def verdict(
     if signature(reasons) == signature(demand.reasons):
         return None
     return Deferred(demand=spec.demand, project=spec.project, reasons=reasons, position=state.position)
-
-
-def stops_due(
-    state: State, epochs: Iterator[int] | list[int] | set[int], now_ns: int
-) -> Iterator[EvictionOrdered]:
-    """Stop orders that the state calls for and that nobody has given: judged by state, not by transition.
-
-    A withdrawal whose event was missed, or that came before the binding, is still a demand that is not
-    wanted and holds cards.
-    """
-    for epoch in sorted(epochs):
-        binding = state.bindings.get(epoch)
-        if binding is None or binding.eviction is not None:
-            continue
-        demand = state.demands[binding.demand]
-        spec = demand.spec
-        reason: EvictionReason | None = None
-        text = ""
-        if not demand.wanted:
-            reason = EvictionReason.WITHDRAWN
-            text = f"withdrawn by {demand.withdrawn_by}" if demand.withdrawn_by else "withdrawn"
-        elif spec.max_run_seconds is not None and now_ns - binding.bound_ns > spec.max_run_seconds * 1e9:
-            reason, text = EvictionReason.TIME_LIMIT, f"ran for its maximum of {spec.max_run_seconds:.0f} s"
-        elif binding.exited and len(binding.exited) < len(binding.shares):
-            reason, text = (
-                EvictionReason.FENCED,
-                f"its part on node {binding.exited[0]} ended; a gang is whole or not at all",
-            )
-        if reason is not None:
-            yield EvictionOrdered(
-                demand=binding.demand,
-                epoch=epoch,
-                nodes=tuple(s.node for s in binding.shares),
-                reason=reason,
-                by="placer",
-                grace_seconds=max(
-                    (c.stop_grace_seconds for s in binding.shares for c in s.components), default=10.0
-                ),
-                text=text,
-            )

@@ -410,6 +410,7 @@ async def serve(
     """Run a placer until cancelled. A log that does not continue stops all deciding (safe mode)."""
     log = structlog.get_logger().bind(instance=options.instance)
     known: Known | None = None
+    told = ""
     while True:
         placer = Placer(bus, options, clock=clock, new_id=new_id, telemetry=telemetry, known=known)
         try:
@@ -418,9 +419,11 @@ async def serve(
             log.info("waiting for the log", code=error.code, why=str(error))
             await clock.sleep(0.3)
         except LogDiscontinued as error:
-            log.error(  # noqa: TRY400 - the cause is the world, not a bug
-                "safe mode: nothing is bound", code=error.code, why=str(error), remedy="rigbook doctor"
-            )
+            if str(error) != told:
+                log.error(  # noqa: TRY400 - the cause is the world, not a bug
+                    "safe mode: nothing is bound", code=error.code, why=str(error), remedy="rigbook doctor"
+                )
+            told = str(error)
             await clock.sleep(5.0)
         except BusError as error:
             log.warning("the bus is away", code=error.code, why=str(error))

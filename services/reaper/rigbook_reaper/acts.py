@@ -28,8 +28,19 @@ _REASON: Final = {
     DriftKind.SQUATTER: EvictionReason.SQUATTER,
     DriftKind.WRONG_CARD: EvictionReason.WRONG_CARD,
     DriftKind.OVERUSE: EvictionReason.OVERUSE,
+    DriftKind.CARD_LOST: EvictionReason.CARD_LOST,
+    DriftKind.IDLE_HOLDER: EvictionReason.IDLE_HOLDER,
+    DriftKind.SUSPECTED_HANG: EvictionReason.SUSPECTED_HANG,
+    DriftKind.GPU_LOST_IN_CONTAINER: EvictionReason.GPU_LOST_IN_CONTAINER,
 }
-KINDS: Final = frozenset(_REASON)  # what this reaper tells, heals and clears
+KINDS: Final = frozenset(DriftKind)  # what this reaper tells and clears; it heals those with a reason above
+# It went wrong by no fault of its own: it runs again where its restart policy allows.
+_NO_FAULT: Final = (
+    DriftKind.MISSING,
+    DriftKind.CARD_LOST,
+    DriftKind.SUSPECTED_HANG,
+    DriftKind.GPU_LOST_IN_CONTAINER,
+)
 BY: Final = "reaper"
 _TEXT_MAX: Final = 2000
 _SECONDS_MAX: Final = 10 * 366 * 86400.0
@@ -220,6 +231,20 @@ def _how(state: State, drift: DriftDetected) -> str:
             return (
                 f"nothing of epoch {drift.epoch} runs on node {drift.node}, and its memory is back; {books}"
             )
+        case DriftKind.CARD_LOST:
+            return f"{drift.card} answers again, or is nobody's any more; {books}"
+        case DriftKind.MODE_MISMATCH:
+            return f"{drift.card} is shared as its bindings say, or has none any more"
+        case DriftKind.DOUBLE_HOLDER:
+            return f"one holder is left of what was held twice on node {drift.node}"
+        case DriftKind.VRAM_NOT_RECOVERED:
+            return f"the memory of {drift.card} is back, or explained"
+        case DriftKind.IDLE_HOLDER:
+            return f"its cards are used again; {books}" if held else books
+        case DriftKind.SUSPECTED_HANG:
+            return f"it is seen to work, or to rest as it may; {books}" if held else books
+        case DriftKind.GPU_LOST_IN_CONTAINER:
+            return f"its cards can be reached from inside again; {books}" if held else books
         case _:
             return f"nothing of epoch {drift.epoch} runs without a right on node {drift.node} any more"
 
@@ -231,4 +256,4 @@ def _requeue(kind: DriftKind, binding: Binding | None, demand: Demand | None) ->
     if binding.eviction is not None:
         return binding.eviction.requeue
     runs_again = demand.spec.workload is Workload.SERVICE or demand.spec.restart.policy != "never"
-    return kind is DriftKind.MISSING and demand.phase is not Phase.RELEASING and runs_again
+    return kind in _NO_FAULT and demand.phase is not Phase.RELEASING and runs_again

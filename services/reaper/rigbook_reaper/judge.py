@@ -7,7 +7,8 @@ neither.
 
 The reaper is the dangerous one, so:
 - it acts only on what is an open drift *on the books*: first the recorded reason, then the order;
-- it is in dry run until the operator switched the kind on (`healing.set`);
+- it is in dry run until the operator switched the kind on (`healing.set`), or the demand itself agreed;
+- where a notice is due, nothing is done before the drift was on the books for that long;
 - it never touches what is not ours, and never orders anything for what is bound, wanted and in order;
 - a `missing` share is released by force only after the agent knows that it must not start it (`fenced`),
   its memory is back, and `sightings_min` heartbeats since then said so;
@@ -46,9 +47,24 @@ GRACE_SECONDS: Final = {
     DriftKind.SQUATTER: 30.0,
     DriftKind.WRONG_CARD: 30.0,
     DriftKind.OVERUSE: 60.0,
+    DriftKind.MODE_MISMATCH: 30.0,
+    DriftKind.DOUBLE_HOLDER: 30.0,
+    DriftKind.CARD_LOST: 5.0,  # it does not come back by itself, and what is bound to it fails now
+    DriftKind.VRAM_NOT_RECOVERED: 60.0,  # a driver takes some seconds to clean up after 80 GiB
+    # These have a patience of their own (`Tolerance`): an hour, a quarter of an hour.
+    DriftKind.IDLE_HOLDER: 60.0,
+    DriftKind.SUSPECTED_HANG: 60.0,
+    DriftKind.GPU_LOST_IN_CONTAINER: 30.0,
 }
-# What a workload does by itself while it is wanted and bound: only these end something in its right.
-_OWN_FAULT: Final = (DriftKind.OVERUSE, DriftKind.WRONG_CARD)
+# What happens to a workload while it is wanted and bound: only these end something in its right.
+_IN_ITS_RIGHT: Final = (
+    DriftKind.OVERUSE,
+    DriftKind.WRONG_CARD,
+    DriftKind.CARD_LOST,
+    DriftKind.IDLE_HOLDER,
+    DriftKind.SUSPECTED_HANG,
+    DriftKind.GPU_LOST_IN_CONTAINER,
+)
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +95,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     free: int = 0  # of `missing`: how many in a row allow a release by force
     gone: int = 0
     open: bool = False  # was a drift on the books when it was last sighted
+    told_at: float = 0.0  # monotonic: since when this reaper knows it to be on the books; counts while `open`
     cards: tuple[str, ...] = ()
     orders: int = 0
     ordered_at: float = 0.0  # monotonic; counts when orders > 0
@@ -131,7 +148,8 @@ def appended(watches: dict[str, Watch], act: Act, now: float) -> None:
     if isinstance(act.data, EvictionOrdered):
         watches[act.key] = replace(watch, orders=watch.orders + 1, ordered_at=now, free=0)
     elif isinstance(act.data, DriftDetected):
-        watches[act.key] = replace(watch, open=True, published_at=now)
+        told_at = watch.told_at if watch.open else now
+        watches[act.key] = replace(watch, open=True, told_at=told_at, published_at=now)
     elif isinstance(act.data, DriftCleared):
         del watches[act.key]
 
@@ -173,7 +191,7 @@ class _Court:
         for key in dict.fromkeys((*watched, *drifts)):
             if key in shown.pending:
                 self._wait(shown, key, drifts.get(key))
-            elif key not in sighted:
+            elif key not in sighted and key not in shown.unsure:
                 self._gone(shown, key, drifts.get(key))
 
     # -- remembering ----------------------------------------------------------------------------
@@ -211,6 +229,8 @@ class _Court:
             orders=1 if ordered else 0,
             ordered_at=self.now,
             published_at=self.now,
+            open=drift is not None,
+            told_at=self.now,
         )
 
     def _was_ordered(self, drift: DriftDetected) -> bool:
@@ -265,7 +285,12 @@ class _Court:
     def _drift(
         self, shown: Comparison, sighting: Sighting, watch: Watch, drift: DriftDetected | None
     ) -> None:
-        heal = sighting.healable and sighting.kind in self.state.policy.healing
+        allowed = sighting.kind in self.state.policy.healing or self._agreed(sighting, watch)
+        # Told first, as something that is not healed yet.
+        noticed = not sighting.notice_seconds or (
+            drift is not None and self.now - watch.told_at >= sighting.notice_seconds
+        )
+        heal = sighting.healable and allowed and noticed
         if drift is None:
             self._tell(sighting, watch, since=rfc3339(watch.since_ns), healing=heal, again=False)
             return
@@ -275,6 +300,10 @@ class _Court:
             self._tell(sighting, watch, since=drift.since, healing=heal or drift.healing, again=True)
         if heal:
             self._heal(shown, sighting, watch, drift)
+
+    def _agreed(self, sighting: Sighting, watch: Watch) -> bool:
+        agreed = sighting.agreed_seconds
+        return agreed is not None and self.now - watch.first_seen >= agreed
 
     def _tell(self, sighting: Sighting, watch: Watch, *, since: str, healing: bool, again: bool) -> None:
         self.detected.append(
@@ -292,7 +321,7 @@ class _Court:
                 released = acts.release(self.state, sighting, drift, times=watch.free)
                 self.releases += [released] if released is not None else []
             return
-        if sighting.kind in _OWN_FAULT and binding is not None and binding.eviction is not None:
+        if sighting.kind in _IN_ITS_RIGHT and binding is not None and binding.eviction is not None:
             return  # its end is ordered already; if that does not help, it is a leftover
         if watch.orders and self.now - watch.ordered_at < self._back_off(watch.orders):
             return
@@ -302,14 +331,22 @@ class _Court:
             drift,
             received_ns=shown.received_ns,
             orders=watch.orders,
-            grace_seconds=self.rules.eviction_grace_seconds,
+            grace_seconds=self._grace(sighting, binding),
         )
         # One order per epoch, however many kinds of drift it shows.
         self.evictions.setdefault(("" if binding is not None else sighting.node, sighting.epoch or 0), order)
 
+    def _grace(self, sighting: Sighting, binding: Binding | None) -> float:
+        """What is stopped in its right has the time to end that it asked for."""
+        grace = self.rules.eviction_grace_seconds
+        share = binding.share(sighting.node) if binding is not None else None
+        if share is None or sighting.kind not in _IN_ITS_RIGHT:
+            return grace
+        return max(grace, *(c.stop_grace_seconds for c in share.components), 0.0)
+
     def _may_end(self, sighting: Sighting, binding: Binding) -> bool:
-        """Once more, whatever `compare` says: the alive and wanted is ended by its own fault only."""
-        if sighting.kind in _OWN_FAULT or sighting.kind is DriftKind.MISSING:
+        """Once more, whatever `compare` says: the alive and wanted is ended for these few reasons only."""
+        if sighting.kind in _IN_ITS_RIGHT or sighting.kind is DriftKind.MISSING:
             return binding.demand == sighting.demand
         return self.state.demands[binding.demand].phase is Phase.RELEASING
 

@@ -121,6 +121,10 @@ class Reaper:
         self._listening_since = self._last_tick = self._clock.monotonic()
         try:
             await self._read_to_end()
+            # Who fell silent before we began may have done so a moment ago: part of a mass loss, until the window
+            # has passed.
+            now = self._clock.monotonic()
+            self._lost = {n.name: now for n in self._follower.state.nodes.values() if n.unreachable_ns}
             self._log.info("caught up", position=self._follower.state.position)
             if ready is not None:
                 ready.set()

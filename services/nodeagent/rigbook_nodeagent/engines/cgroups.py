@@ -195,6 +195,14 @@ class Cgroups:
                 return int(value)
         return None
 
+    def memory_folder(self, paths: Sequence[str]) -> str:
+        """The folder that counts this component's memory; "" when none of its own does."""
+        if not self.memory_limits or not paths:
+            return ""
+        if self.kind == "v2":
+            return paths[0]
+        return paths[1] if len(paths) > 1 else ""
+
     def remove(self, paths: Sequence[str]) -> bool:
         """Remove the folders; False when something still lives in them."""
         gone = True

@@ -52,6 +52,8 @@ class ComponentProcess:
         "ended_at",
         "folder",
         "intent",
+        "memory_cgroup",
+        "other_boot",
         "pidfd",
         "settled",
         "spawned",
@@ -77,6 +79,8 @@ class ComponentProcess:
         self.ended_at: float | None = None  # monotonic: when its end was noticed
         self.end: records.EndSeen | None = None
         self.settled = asyncio.Event()
+        self.other_boot = False
+        self.memory_cgroup = ""  # its folder, where one counts its memory
 
     @classmethod
     def adopted(cls, folder: Path, record: records.Record, *, boot: str) -> ComponentProcess:
@@ -88,6 +92,7 @@ class ComponentProcess:
         )
         process.stop_ordered = record.stop_ordered
         process.end = record.end
+        process.other_boot = record.intent.boot != boot
         return process
 
     @property
@@ -133,6 +138,8 @@ class ComponentProcess:
             ended=self.end.at if self.end else "",
             stopped_by_us=self.end is not None and self.stop_ordered is not None,
             oom_killed=self.end.oom_killed if self.end else None,
+            cgroup=self.memory_cgroup,
+            other_boot=self.other_boot,
         )
 
 

@@ -227,6 +227,7 @@ def running_of(shown: Mapping[str, Any], *, pids: tuple[int, ...], stopped_by_us
         stopped_by_us=stopped_by_us and not runs,
         ports=_ports(shown),
         oom_killed=None if runs else state.get("OOMKilled"),
+        image=str(shown.get("Image", "")),
     )
 
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 import aiodocker
 import aiohttp
+import msgspec
 import structlog
 from rigbook_schemas.values import Engine
 
@@ -30,7 +32,9 @@ from rigbook_nodeagent.engines.container_config import (
     running_of,
 )
 from rigbook_nodeagent.engines.container_pids import container_pids
+from rigbook_nodeagent.engines.container_story import ContainerStory
 from rigbook_nodeagent.engines.docker_client import DockerClient, DockerRefusal, PullProgress
+from rigbook_nodeagent.engines.procfs import boot_ns
 from rigbook_nodeagent.engines.protocol import LABEL_PREFIX, Ended, EngineError, Launch, Running, StartRefused
 
 if TYPE_CHECKING:
@@ -47,6 +51,8 @@ EVENTS_BACKOFF_SECONDS: Final = 0.2
 EVENTS_BACKOFF_SECONDS_MAX: Final = 10.0
 HINTS_MAX: Final = 10_000
 INSPECTION_SECONDS_MAX: Final = 30.0  # an inspection is asked anew then, even without an event
+# The daemon keeps a few hundred events: what happened shortly before we came is asked for too.
+EVENTS_BEFORE_SECONDS: Final = 600.0
 LOG_LINES_MAX: Final = 100_000
 PORT_TAKEN: Final = ("port is already allocated", "address already in use")
 NO_RUNTIME: Final = ("could not select device driver", "unknown runtime", "CDI device injection failed")
@@ -80,8 +86,12 @@ class DockerEngine:
         rules: ContainerRules | None = None,
         on_pull: Callable[[PullProgress], None] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        booted_ns: int | None = None,
     ) -> None:
-        self._directory = directory.absolute()
+        self._story = ContainerStory(
+            directory.absolute(), boot_ns=boot_ns() if booted_ns is None else booted_ns
+        )
+        self._since = f"{time.time() - EVENTS_BEFORE_SECONDS:.9f}"  # events from here on
         self._cluster = cluster
         self._node = node
         self._wanted = [f"{LABEL_PREFIX}cluster={cluster}", f"{LABEL_PREFIX}node={node}"]
@@ -105,7 +115,10 @@ class DockerEngine:
         return self._facts
 
     async def open(self) -> None:
-        (self._directory / "stops").mkdir(parents=True, exist_ok=True)
+        try:
+            self._story.open()
+        except OSError as error:
+            raise EngineError(f"folder of the Docker engine: {error}") from error
         self._client.open()
         try:
             info = await self._client.demand(self._client.api.system.info(), "describe itself")
@@ -132,6 +145,7 @@ class DockerEngine:
         name = container_name(launch)
         existing = await self._existing(name, launch)
         if existing is not None and existing["State"]["Status"] != "created":
+            self._story.started(name, existing)  # also when somebody else put it there: it is taken as it is
             return self._running(existing)
         if existing is None:
             await self._client.have_image(
@@ -148,7 +162,18 @@ class DockerEngine:
         shown = await self._show(identity)
         if shown is None:
             raise EngineError(f"container {name} vanished right after its start: removed by somebody else")
+        self._story.started(name, shown)
         return self._running(shown)
+
+    async def signal(self, running: Running, name: str) -> None:
+        with contextlib.suppress(ValueError):
+            self._story.signalled(running.ref, signal.Signals[name])
+        container = self._client.api.containers.container(running.ref)
+        try:
+            await self._client.ask(container.kill(signal=name))
+        except DockerRefusal as refusal:
+            if refusal.status not in {404, 409}:  # gone, or not running
+                raise EngineError(f"no {name} to container {running.ref[:12]}: {refusal.text}") from refusal
 
     async def stop(self, running: Running, *, grace_seconds: float, scope: StopScope) -> None:
         """A container ends with all its processes, so the scope makes no difference here."""
@@ -157,7 +182,7 @@ class DockerEngine:
         if shown is None:
             return
         if shown["State"].get("Running"):
-            self._stop_note(running.ref).touch()
+            self._story.stop_ordered(running.ref)
         container = self._client.api.containers.container(running.ref)
         if shown["State"].get("Paused"):
             with contextlib.suppress(DockerRefusal):  # a frozen process hears no signal
@@ -189,8 +214,7 @@ class DockerEngine:
         return found
 
     async def inspect(self, epoch: int, component: str) -> Running | None:
-        name = f"rigbook-{self._cluster}-{self._node}-{epoch}-{component}"
-        shown = await self._show(name)
+        shown = await self._show(f"rigbook-{self._cluster}-{self._node}-{epoch}-{component}")
         return self._running(shown) if shown is not None and self._listed(shown) else None
 
     async def remove(self, running: Running) -> None:
@@ -208,7 +232,7 @@ class DockerEngine:
                         f"container {running.ref[:12]} cannot be removed: {refusal.text}"
                     ) from refusal
         self._shown.pop(running.ref, None)
-        self._stop_note(running.ref).unlink(missing_ok=True)
+        self._story.removed(self._name(running), running.ref)
 
     async def ends(self) -> AsyncIterator[Ended]:
         while True:
@@ -292,14 +316,23 @@ class DockerEngine:
 
     def _running(self, shown: Mapping[str, Any]) -> Running:
         state = shown["State"]
-        return running_of(
+        identity = str(shown["Id"])
+        running = running_of(
             shown,
             pids=container_pids(int(state.get("Pid") or 0)) if state.get("Running") else (),
-            stopped_by_us=self._stop_note(str(shown["Id"])).exists(),
+            stopped_by_us=self._story.stopped_by_us(identity),
+        )
+        replaced, image_changed = self._story.replaced(self._name(running), shown)
+        return msgspec.structs.replace(
+            running,
+            replaced=replaced,
+            image_changed=image_changed,
+            other_boot=self._story.other_boot(running.since),
+            killed_by_others="" if running.running else self._story.killed_by_others(identity, running.ended),
         )
 
-    def _stop_note(self, identity: str) -> Path:
-        return self._directory / "stops" / identity
+    def _name(self, running: Running) -> str:
+        return f"rigbook-{self._cluster}-{self._node}-{running.epoch}-{running.component}"
 
     async def _listen(self) -> None:
         """Turn Docker's events into hints; connect again for as long as it takes."""
@@ -308,14 +341,16 @@ class DockerEngine:
         while True:
             events: Any = self._client.api.events
             subscriber = events.subscribe(create_task=False)
-            stream = asyncio.create_task(events.run(filters=filters))
+            stream = asyncio.create_task(events.run(filters=filters, since=self._since))
             try:
                 while (event := await subscriber.get()) is not None:
                     backoff = EVENTS_BACKOFF_SECONDS
+                    self._story.heard(event)
                     self._take(event)
                 await stream
             except (aiodocker.DockerError, aiohttp.ClientError, OSError, ValueError) as error:
                 _log.warning("docker_events_away", why=str(error), again_seconds=backoff)
+                self._story.away(time.time_ns())
             finally:
                 stream.cancel()
                 await asyncio.gather(stream, return_exceptions=True)
@@ -327,8 +362,10 @@ class DockerEngine:
         actor = event.get("Actor") or {}
         identity = str(actor.get("ID", ""))
         self._shown.pop(identity, None)
+        if isinstance(when := event.get("timeNano"), int):
+            self._since = f"{when // 10**9}.{when % 10**9 + 1:09d}"
         attributes = actor.get("Attributes") or {}
-        if event.get("Action") not in {"die", "destroy"} or not ours(
+        if event.get("Action") not in {"die", "destroy", "oom"} or not ours(
             attributes, cluster=self._cluster, node=self._node
         ):
             return

@@ -127,6 +127,8 @@ class ProcessEngine:
         if known is not None:
             return self._running(known, [known.pid] if known.main_runs else [])
         process = self._spawn(launch)
+        assert self._cgroups is not None
+        process.memory_cgroup = self._cgroups.memory_folder(process.intent.cgroups)
         self._removed.pop(process.folder, None)  # started again after its removal
         self._processes[key] = process
         self._watch(process)
@@ -157,6 +159,16 @@ class ProcessEngine:
             + ", ".join(f"pid {pid} (state {stat.state})" for pid, stat in left.items())
             + "; state D is held by the kernel or a driver: reboot the node"
         )
+
+    async def signal(self, running: Running, name: str) -> None:
+        """To the main process alone: what it started is its own business, as in a container."""
+        process = self._processes.get(_key(running))
+        if process is None or process.spawned is None or not process.main_runs:
+            return
+        try:
+            send_signal(process.pid, process.spawned.start_ticks, signal.Signals[name])
+        except (KeyError, PermissionError) as error:
+            raise EngineError(f"no {name} to {running.component}: {error}") from error
 
     async def inventory(self) -> Sequence[Running]:
         tagged = self._scan()
@@ -295,6 +307,8 @@ class ProcessEngine:
                     None,
                 )
             process = ComponentProcess.adopted(folder, record, boot=self._boot)
+            if self._cgroups is not None:
+                process.memory_cgroup = self._cgroups.memory_folder(process.intent.cgroups)
             self._processes[process.key] = process
             if process.main_runs:
                 self._watch(process)

@@ -25,6 +25,7 @@ __all__ = [
     "Stat",
     "Tagged",
     "boot_id",
+    "boot_ns",
     "environment_of",
     "send_signal",
     "stat_of",
@@ -94,6 +95,19 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def boot_ns() -> int:
+    """When this machine was started, Unix ns (to the second); 0 = unknown."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            for line in file:
+                name, _, value = line.partition(" ")
+                if name == "btime" and value.strip().isdigit():
+                    return int(value) * 10**9
+    except (OSError, ValueError):
+        pass
+    return 0
 
 
 def send_signal(pid: int, start_ticks: int, number: int) -> bool:

@@ -79,10 +79,16 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     ended: str = ""
     stopped_by_us: bool = False  # an order to stop was recorded before the end
     oom_killed: bool | None = None
+    cgroup: str = ""  # folder of its memory cgroup, where the engine made one
+    image: str = ""  # id of the image it runs
+    replaced: str = ""  # this is not what was started for the epoch: somebody put it in its place
+    image_changed: bool = False  # and it is of another image
+    other_boot: bool = False  # it was started before this machine was last started
+    killed_by_others: str = ""  # a stop or kill through the engine that did not come from us
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """Hint that something ended; `inventory` is the truth."""
+    """Hint that something ended or is in distress; `inventory` is the truth."""
 
     epoch: int
     component: str
@@ -115,6 +121,13 @@ class Engines(Protocol):
         """Ask it to end (SIGTERM), wait up to the grace, then insist (SIGKILL). Returns when the engine
         shows it ended, or raises EngineError. With scope `everything` also processes that left the
         component's group (found by cgroup or by RIGBOOK_EPOCH in their environment).
+        """
+        ...
+
+    async def signal(self, running: Running, name: str) -> None:
+        """Send a signal (`SIGUSR1`) to its main process, and wait for nothing. Gone already is no error.
+
+        Raises EngineError.
         """
         ...
 

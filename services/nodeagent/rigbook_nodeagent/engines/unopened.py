@@ -36,6 +36,9 @@ class Unopened:
     async def stop(self, running: Running, *, grace_seconds: float, scope: StopScope) -> None:
         raise self._unknown()
 
+    async def signal(self, running: Running, name: str) -> None:
+        raise self._unknown()
+
     async def inventory(self) -> Sequence[Running]:
         raise self._unknown()
 
