@@ -7,7 +7,7 @@ A column that a node does not have counts as a card with nothing left, so no arr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +70,8 @@ class Placement:
 class Fleet:
     """What is left on every node. Arrays are indexed by row; `(n, w)` arrays by row and card column.
 
-    Only `bind` and `unbind` change it. Each appends the row to `changes`, so that whoever caches something
-    per row knows what to look at again.
+    Only `bind` and `unbind` change it. Each raises `version` and notes it for its row in `changed_at`, so that
+    whoever keeps something per row knows what to look at again.
     """
 
     names: tuple[str, ...]
@@ -88,7 +88,8 @@ class Fleet:
     node_class: IntArray  # model * (w + 1) + free_cards: where a price per (model, free cards) is looked up
     free_histogram: IntArray  # (models, w + 1) nodes per model with so many wholly free cards
     idle_by_model: IntArray
-    changes: list[int] = field(default_factory=list)
+    changed_at: IntArray  # the version at which the row last changed
+    version: int = 0
 
     @property
     def rows(self) -> int:
@@ -135,7 +136,8 @@ class Fleet:
                 self.node_class[row] += free - before
                 self.free_histogram[model, before] -= 1
                 self.free_histogram[model, free] += 1
-        self.changes.append(row)
+        self.version += 1
+        self.changed_at[row] = self.version
 
 
 def fleet_of(nodes: Sequence[Node]) -> Fleet:
@@ -166,6 +168,7 @@ def fleet_of(nodes: Sequence[Node]) -> Fleet:
         node_class=model * (width + 1) + cards,
         free_histogram=histogram,
         idle_by_model=idle_by_model,
+        changed_at=np.zeros(len(nodes), dtype=np.int64),
     )
 
 

@@ -21,7 +21,7 @@ SHAPES_MAX = 1024  # kept shapes; the least recently asked goes first. 17 bytes 
 class _Kept:
     score: FloatArray
     card: IntArray
-    seen: int  # length of fleet.changes already looked at
+    seen: int  # the fleet's version at the last look
 
 
 class Index:
@@ -50,17 +50,17 @@ class Index:
         kept = self._kept.get(shape)
         if kept is None:
             score, card = self._policy.score(fleet, shape, self._all)
-            self._kept[shape] = _Kept(score, card, len(fleet.changes))
+            self._kept[shape] = _Kept(score, card, fleet.version)
             if len(self._kept) > SHAPES_MAX:
                 self._kept.popitem(last=False)
             return score, card
         self._kept.move_to_end(shape)
-        if kept.seen < len(fleet.changes):
-            rows = np.array(sorted(set(fleet.changes[kept.seen :])), dtype=np.int64)
+        if kept.seen < fleet.version:
+            rows = np.flatnonzero(fleet.changed_at > kept.seen)
             score, card = self._policy.score(fleet, shape, rows)
             kept.score[:, rows] = score
             kept.card[:, rows] = card
-            kept.seen = len(fleet.changes)
+            kept.seen = fleet.version
         return kept.score, kept.card
 
     def _cards(self, shape: Shape, row: int, card: int) -> tuple[int, ...]:

@@ -123,7 +123,7 @@ def test_bind_and_unbind_restore_every_array() -> None:
     before = {
         name: getattr(fleet, name).copy()
         for name in fleet.__slots__
-        if isinstance(getattr(fleet, name), np.ndarray)
+        if isinstance(getattr(fleet, name), np.ndarray) and name != "changed_at"
     }
     index = Index(fleet, BestFit())
     done = []
@@ -153,7 +153,7 @@ def test_what_is_not_there_cannot_be_bound(placement: Placement, shape: Shape) -
     with pytest.raises(ValueError, match=r"cannot move|cards named"):
         fleet.bind(placement, shape)
     assert fleet.idle_milli.sum() == fleet.cards.sum() * 1000
-    assert fleet.changes == []
+    assert fleet.version == 0
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED[1:], *OURS])

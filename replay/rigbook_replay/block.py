@@ -1,4 +1,4 @@
-"""Blocks: some thousand messages of a stream as columns. Messages in, the very same bytes out again.
+"""Blocks: some hundred messages of a stream as columns. Messages in, the very same bytes out again.
 
 An event as our own code writes it is taken apart: subject, type and source are few and stand in a table;
 ids, times and the like are columns; payloads stay JSON, those of one kind in one array, so that they are
@@ -23,7 +23,7 @@ from rigbook_schemas.wire import TYPE_PREFIX, Malformed, Record, Unknown, decode
 from rigbook_replay.trusted import trusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rigbook_schemas.catalogue import Kind
 
@@ -32,13 +32,16 @@ __all__ = [
     "MESSAGES_MAX",
     "RAW_BYTES_MAX",
     "messages_of",
-    "pack_block",
+    "pack_blocks",
     "records_of",
-    "unpack_block",
+    "unpack_blocks",
 ]
 
+# A frame holds several blocks: many messages compress better together, and few at a time stay in the
+# processor's cache while they are decoded, folded and dropped (measured: twice as fast on a busy machine).
 MESSAGES_MAX: Final = 2000
 RAW_BYTES_MAX: Final = 1024**2
+BLOCK_MAX: Final = 200
 
 # Stands in the column of routes for a message that is kept as it came.
 _AS_IT_CAME: Final = 0xFFFF
@@ -87,11 +90,22 @@ _envelopes: Final = msgspec.json.Decoder(_Envelope)
 _json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode
 _blocks: Final = msgspec.msgpack.Decoder(Block)
+_bodies: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _texts: Final = msgspec.msgpack.Decoder(list[str])
 
 
-def pack_block(messages: Sequence[Message]) -> bytes:
+def pack_blocks(messages: Sequence[Message]) -> bytes:
     """The body of a frame. `messages` are in sequence."""
+    return _pack([_block(messages[at : at + BLOCK_MAX]) for at in range(0, len(messages), BLOCK_MAX)])
+
+
+def unpack_blocks(raw: bytes) -> Iterator[Block]:
+    """Raises msgspec.MsgspecError when the bytes are no blocks."""
+    for body in _bodies.decode(raw):
+        yield _blocks.decode(body)
+
+
+def _block(messages: Sequence[Message]) -> Block:
     routes: dict[tuple[str, str, str], int] = {}
     route_of: list[int] = []
     columns: tuple[list[str], ...] = ([], [], [], [], [], [])
@@ -110,23 +124,21 @@ def pack_block(messages: Sequence[Message]) -> bytes:
             column.append(text)
         groups.setdefault(env.type, []).append(bytes(env.data))
     ids, times, traces, correlations, causations, abouts = (_pack(column) for column in columns)
-    return _pack(
-        Block(
-            seqs=_differences([m.seq for m in messages]),
-            received=_differences([m.received_ns for m in messages]),
-            routes=list(routes),
-            route_of=_column("H", route_of),
-            ids=ids, times=times, traces=traces, correlations=correlations, causations=causations, abouts=abouts,
-            groups=[(kind, b"[" + b",".join(payloads) + b"]") for kind, payloads in groups.items()],
-            lengths=_column("I", [len(one) for payloads in groups.values() for one in payloads]),
-            as_they_came=as_they_came,
-        )
-    )  # fmt: skip
-
-
-def unpack_block(raw: bytes) -> Block:
-    """Raises msgspec.MsgspecError when the bytes are no block."""
-    return _blocks.decode(raw)
+    return Block(
+        seqs=_differences([m.seq for m in messages]),
+        received=_differences([m.received_ns for m in messages]),
+        routes=list(routes),
+        route_of=_column("H", route_of),
+        ids=ids,
+        times=times,
+        traces=traces,
+        correlations=correlations,
+        causations=causations,
+        abouts=abouts,
+        groups=[(kind, b"[" + b",".join(payloads) + b"]") for kind, payloads in groups.items()],
+        lengths=_column("I", [len(one) for payloads in groups.values() for one in payloads]),
+        as_they_came=as_they_came,
+    )
 
 
 def records_of(block: Block, *, trust: bool, whole: bool = True) -> list[Record]:

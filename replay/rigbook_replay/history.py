@@ -111,7 +111,7 @@ class History(Watcher):
         self.subject = subject
         self.tenures: list[Tenure] = []
         self.events: list[Record] = []  # about the subject itself: quarantines, cordons, quotas, inventories
-        self._decision: Decision | None = None
+        self._decisions: dict[int, Decision] = {}  # looked at, and their `bound` not folded yet
         self._live: dict[int, Tenure] = {}
         self._of_demand: dict[str, Tenure] = {}
         self._drifts: dict[str, Tenure | None] = {}
@@ -120,7 +120,6 @@ class History(Watcher):
     def decision(self, state: State, record: Record, *, exact: bool) -> None:
         data = record.data
         assert isinstance(data, e.Bound)
-        self._decision = None
         if not self.subject.has(data.demand, data.project, data.shares):
             return
         mine = {share.node for share in data.shares}
@@ -131,7 +130,7 @@ class History(Watcher):
                 o.node.name for o in feasible(state, ask_of(demand.spec), {}) if o.node.name not in mine
             ]
         waiting = [name for name in state.waiting if name != data.demand]
-        self._decision = Decision(
+        self._decisions[record.seq] = Decision(
             record=record,
             position=data.position,
             exact=exact,
@@ -161,8 +160,8 @@ class History(Watcher):
 
     def _begun(self, state: State, record: Record) -> None:
         binding = state.bindings.get(record.seq)
-        decision, self._decision = self._decision, None
-        if binding is None or decision is None or decision.record is not record:
+        decision = self._decisions.pop(record.seq, None)
+        if binding is None or decision is None:
             return  # void, or nothing of ours
         demand = state.demands[binding.demand]
         spec = demand.spec
@@ -190,7 +189,7 @@ class History(Watcher):
         self._of_demand[tenure.demand] = tenure
 
     def before(self, state: State, record: Record) -> None:
-        if isinstance(record.data, e.Bound) and self._decision is not None:
+        if isinstance(record.data, e.Bound) and record.seq in self._decisions:
             demand = state.demands.get(record.data.demand)
             self._waited_for = demand.reasons if demand is not None else ()
 

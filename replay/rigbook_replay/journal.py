@@ -2,7 +2,7 @@
 
     with Journal.open(path) as journal:
         journal.header.created_ns          # which stream it is of
-        for records in journal.records():  # in sequence, some thousand at a time
+        for records in journal.records():  # in sequence, some hundred at a time
             ...
         journal.damage                     # what could not be read, and where
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 from rigbook_schemas.subjects import LEDGER_STREAM
 
-from rigbook_replay.block import CONTRADICTIONS, messages_of, records_of, unpack_block
+from rigbook_replay.block import CONTRADICTIONS, messages_of, records_of, unpack_blocks
 from rigbook_replay.frame import (
     HEAD_BYTES,
     MARK,
@@ -182,7 +182,7 @@ class Journal:
     def records(
         self, *, after: int = 0, until: int | None = None, whole: bool = True, trust: bool = True
     ) -> Iterator[list[Record]]:
-        """Events with `after` < sequence <= `until`, block by block. `whole`, `trust`: see `block.records_of`."""
+        """Events with `after` < sequence <= `until`, some hundred at a time. `whole`, `trust`: see `block.records_of`."""
         trust = trust and self.checked
 
         def decoded(block: Block) -> list[Record]:
@@ -213,18 +213,17 @@ class Journal:
             if until is not None and frame.first_seq > until:
                 continue
             try:
-                found = decoded(unpack_block(self._frame_at(frame.offset, frame)[1]))
+                for block in unpack_blocks(self._frame_at(frame.offset, frame)[1]):
+                    found = decoded(block)
+                    if found[0].seq <= after or (until is not None and found[-1].seq > until):
+                        last = frame.last_seq if until is None else until
+                        found = [one for one in found if after < one.seq <= last]
+                    if found:
+                        yield found
             except Damaged as error:
                 self._note(frame, str(error))
-                continue
             except CONTRADICTIONS as error:
                 self._note(frame, f"its columns do not fit together: {error}")
-                continue
-            if frame.first_seq <= after or (until is not None and frame.last_seq > until):
-                last = frame.last_seq if until is None else until
-                found = [one for one in found if after < one.seq <= last]
-            if found:
-                yield found
 
     def _note(self, frame: Frame, text: str) -> None:
         damage = Damage(

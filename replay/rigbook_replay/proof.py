@@ -12,10 +12,11 @@ import enum
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rigbook_placer.feasible import Seen
+from rigbook_placer.feasible import Kept, Seen
 from rigbook_placer.place import POLICY_VERSION, SEEN_MAX, place
 from rigbook_placer.rank import POLICIES
 from rigbook_schemas.events import Bound
+from rigbook_schemas.wire import instant
 
 from rigbook_replay.retrace import Watcher
 
@@ -30,6 +31,7 @@ __all__ = ["Answer", "Checked", "Outcome", "ProofOfDecisions"]
 
 # Decisions that differ are listed up to this many; all are counted.
 LISTED_MAX: Final = 1000
+UNTRUSTED: Final = "its sample was not to be trusted"
 
 
 class Outcome(enum.StrEnum):
@@ -68,7 +70,7 @@ class ProofOfDecisions(Watcher):
     def __init__(self) -> None:
         self.counts: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.doubtful: list[Checked] = []
-        self._last: tuple[Record, Checked | None] | None = None
+        self._pending: dict[int, Checked | None] = {}  # looked at, and their `bound` not folded yet
 
     @property
     def good(self) -> bool:
@@ -80,12 +82,12 @@ class ProofOfDecisions(Watcher):
         return sum(self.counts.values())
 
     def decision(self, state: State, record: Record, *, exact: bool) -> None:
-        self._last = (record, _check(state, record, exact=exact))
+        self._pending[record.seq] = _check(state, record, exact=exact)
 
     def after(self, state: State, record: Record) -> None:
-        if self._last is None or self._last[0] is not record:
+        if record.seq not in self._pending:
             return
-        checked, self._last = self._last[1], None
+        checked = self._pending.pop(record.seq)
         if record.seq not in state.bindings and (checked is None or checked.outcome is not Outcome.SAME):
             # what the ledger itself did not accept is a finding there; nothing follows from how it came about
             self.counts[Outcome.VOID] += 1
@@ -128,13 +130,13 @@ def _check(state: State, record: Record, *, exact: bool) -> Checked | None:
             f"more than {SEEN_MAX} cards showed foreign use; the record names the first ones only",
         )
     seen = {
-        card.card: Seen(
-            foreign_bytes=card.foreign_bytes,
-            unknown="its sample was not to be trusted" if card.unknown else "",
-        )
+        card.card: Seen(foreign_bytes=card.foreign_bytes, unknown=UNTRUSTED if card.unknown else "")
         for card in data.seen
+        if card.foreign_bytes or card.unknown
     }
-    decided = place(state, demand.spec, seen, data.policy)
+    kept = {card.card: Kept(card.kept_for, card.kept_from_ns) for card in data.seen if card.kept_for}
+    # The rules about time look at the clock of the placer, which stamps what it appends.
+    decided = place(state, demand.spec, seen, data.policy, now_ns=instant(record.time), kept=kept)
     again = (
         Answer(why="it would have had to wait") if decided is None else Answer(cards=_cards(decided.shares))
     )

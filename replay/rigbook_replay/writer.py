@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from rigbook_replay.block import MESSAGES_MAX, RAW_BYTES_MAX, pack_block
+from rigbook_replay.block import MESSAGES_MAX, RAW_BYTES_MAX, pack_blocks
 from rigbook_replay.frame import NO_CHAIN, Contents, Frame, link, pack, unpack_head
 from rigbook_replay.journal import TRAILER, Header, Index, Journal, trailer
 
@@ -146,7 +146,7 @@ class JournalWriter:
     def _block(self, contents: int, messages: Sequence[Message]) -> None:
         frame = pack(
             contents,
-            pack_block(messages),
+            pack_blocks(messages),
             number=len(self._frames),
             chain=self._chain,
             count=len(messages),

@@ -40,6 +40,7 @@ from rigbook_schemas.values import (
     StopScope,
     Text,
     Token,
+    Unreleased,
     Usage,
     Value,
     VerdictClass,
@@ -112,8 +113,12 @@ class DemandRaised(Payload):
     preemptible: bool = False  # may be evicted to place another demand; it is asked to save, and waits again
     labels: Labels = {}
     preempts: bool = False  # may evict preemptible demands of lower priority, if it fits afterwards
-    placement: Annotated[str, Meta(max_length=32)] = ""  # policy that ranks for it; "" = the operator's default
-    windows: Annotated[tuple[Window, ...], Meta(max_length=32)] = ()  # runs only inside of these; () = any time
+    placement: Annotated[str, Meta(max_length=32)] = (
+        ""  # policy that ranks for it; "" = the operator's default
+    )
+    windows: Annotated[
+        tuple[Window, ...], Meta(max_length=32)
+    ] = ()  # runs only inside of these; () = any time
     # Its cards stood idle for this long: it is stopped, after a notice. None = the owner is told, and it stays.
     idle_seconds_max: Seconds | None = None
 
@@ -302,6 +307,7 @@ class Heartbeat(Payload):
     components: tuple[ComponentObservation, ...] | None = None  # None = the engine does not answer
     unknown: str = ""
     pressure: Pressure = Pressure()
+    unreleased: tuple[Unreleased, ...] = ()  # ended, and not seen free yet
     engine_position: Position = 0  # the agent knows every order for its node up to here
     starting: tuple[Starting, ...] = ()  # components that wait for something before they run
 

@@ -21,6 +21,7 @@ from rigbook_schemas.values import (
     Pressure,
     Reason,
     Restart,
+    Starting,
     Value,
     Workload,
 )
@@ -142,6 +143,7 @@ class CardRow(Value):
     why: str = ""
     simulated: bool = False
     drifts: tuple[str, ...] = ()
+    enforces: str = ""  # mig, mps, compute-mode; empty = bindings are accounted and watched, not enforced
 
 
 class NodeRow(Value):
@@ -165,6 +167,8 @@ class NodeRow(Value):
     why: str = ""
     pressure: Pressure | None = None
     components: tuple[ComponentObservation, ...] | None = None
+    starting: tuple[Starting, ...] = ()  # components that wait for something before they run
+    weights: tuple[str, ...] = ()  # names of model weights on its disk
 
 
 class ProjectRow(Value):

@@ -116,7 +116,9 @@ def _words(r: Reason) -> str:  # one branch per code, nothing else
         case ReasonCode.START_GATE:
             return f"{where} is starting another engine; one at a time"
         case ReasonCode.BIND_BACKOFF:
-            when = f"the next try is at {r.at}" if r.at else "no more tries: mend the cause and raise it again"
+            when = (
+                f"the next try is at {r.at}" if r.at else "no more tries: mend the cause and raise it again"
+            )
             return f"it could not be started ({r.found}), {r.asked}; {when}"
         case ReasonCode.SAFE_MODE:
             return f"nothing is bound: {r.found or 'the log does not continue what was known'}; run `rigbook doctor`"

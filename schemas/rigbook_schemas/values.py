@@ -46,6 +46,7 @@ __all__ = [
     "Restart",
     "Starting",
     "StopScope",
+    "Unreleased",
     "Usage",
     "Value",
     "VerdictClass",
@@ -142,8 +143,12 @@ class Request(Value):
     node: str = ""  # one node by name
     require: Labels = {}
     prefer: Labels = {}
-    headroom: Annotated[float, Meta(ge=1, le=4)] = 1.0  # what is bound on each card is `memory_bytes` times this
-    weights: Annotated[str, Meta(max_length=256)] = ""  # model weights it loads: a node that has them is preferred
+    headroom: Annotated[float, Meta(ge=1, le=4)] = (
+        1.0  # what is bound on each card is `memory_bytes` times this
+    )
+    weights: Annotated[str, Meta(max_length=256)] = (
+        ""  # model weights it loads: a node that has them is preferred
+    )
     weights_bytes: Bytes = 0  # their size, for the expected time to fetch them; 0 = about `memory_bytes`
 
 
@@ -152,7 +157,9 @@ class Window(Value):
 
     start: Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")]
     end: Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")]
-    days: tuple[Annotated[int, Meta(ge=1, le=7)], ...] = ()  # of the start: 1 = Monday ... 7; empty = every day
+    days: tuple[
+        Annotated[int, Meta(ge=1, le=7)], ...
+    ] = ()  # of the start: 1 = Monday ... 7; empty = every day
     utc_offset_minutes: Annotated[int, Meta(ge=-840, le=840)] = 0  # of the clock that the times are of
 
 
@@ -338,8 +345,10 @@ class ComponentObservation(Value):
     since: str = ""
     ready: bool | None = None
     gpus: tuple[str, ...] = ()  # UUIDs it was given
+    probe_seconds: float | None = None  # how long its last probe took
     injected: tuple[str, ...] | None = None  # UUIDs that it can really reach; None = cannot be told
     ports: tuple[Port, ...] = ()  # where they were published
+    warning: str = ""  # what may go wrong with it, known before its start
 
 
 class Starting(Value):
@@ -414,6 +423,16 @@ class CardBaseline(Value):
     unexplained_bytes: int | None = None  # used, and held by no listed process
 
 
+class Unreleased(Value):
+    """A binding that ended on its node and is not seen free: a process of it, or its memory, is still there."""
+
+    epoch: int
+    demand: str
+    why: str
+    since: str = ""
+    cards: tuple[str, ...] = ()
+
+
 class Boundary(Value):
     """One memory boundary of a component up to its end: a cgroup level, the machine, or a card."""
 
@@ -452,6 +471,10 @@ class CardSeen(Value):
     card: Identity
     foreign_bytes: Bytes = 0  # memory held by processes that are not ours
     unknown: bool = False  # its sample was not to be trusted
+    kept_for: str = ""  # a demand that came first, and that it was kept for
+    kept_from_ns: Annotated[int, Meta(ge=0, le=2**63 - 1)] = (
+        0  # when that one is expected to use it; 0 = unknown
+    )
 
 
 class Horizon(enum.StrEnum):

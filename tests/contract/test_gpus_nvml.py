@@ -316,6 +316,141 @@ def test_a_prohibited_card_is_not_usable(world, gpus):
     assert "nvidia-smi -c" in inventory.why
 
 
+# -- health -------------------------------------------------------------------------------------------
+
+SICK = "limit=400000 throttle=72 corrected=12 ecc=3 remapped=2 pending=1 failed=0 mode=0 mig=0 util=7"
+
+
+def test_health_of_a_card_that_has_all_of_it(world, gpus):
+    world.is_(card(0, A, rest=SICK), card(1, B, rest="util=1"))
+    gpus.open()
+    gpus.inventory()
+    sample = by_uuid(gpus.sample())
+    sick, plain = sample[A], sample[B]
+    assert (sick.power_limit_watts, sick.compute_mode, sick.mig) == (400.0, "Default", False)
+    assert sick.throttles == ("hardware slowdown", "hardware thermal slowdown")
+    assert (sick.ecc_corrected, sick.ecc_uncorrected) == (12, 3)
+    assert (sick.rows_remapped, sick.remap_pending, sick.remap_failed) == (2, True, False)
+    assert sick.pages_retired is None, "a card that remaps rows retires no pages"
+    assert (plain.power_limit_watts, plain.throttles, plain.rows_remapped, plain.remap_pending) == (None,) * 4
+    assert (plain.unknown, plain.memory_used_bytes) == ("", GIB)
+
+
+def test_an_older_card_tells_its_retired_pages(world, gpus):
+    world.is_(card(0, A, rest="retired=3 pending=0"))
+    gpus.open()
+    gpus.inventory()
+    (sample,) = gpus.sample()
+    assert (sample.pages_retired, sample.remap_pending, sample.rows_remapped) == (3, False, None)
+
+
+@pytest.mark.parametrize("world", [("NO_HEALTH", "NO_EVENTS")], indirect=True)
+def test_a_driver_without_health_and_events_is_a_driver(world, gpus):
+    world.is_(card(0, A), "xid 0 79")
+    gpus.open()
+    gpus.inventory()
+    (sample,) = gpus.sample()
+    assert (sample.memory_used_bytes, sample.unknown, sample.xids) == (GIB, "", ())
+    assert (sample.throttles, sample.power_limit_watts, sample.pages_retired) == (None, None, None)
+
+
+def test_xids_are_heard_each_once_and_kept(world, gpus):
+    world.is_(card(0, A), card(1, B))
+    gpus.open()
+    gpus.inventory()
+    assert by_uuid(gpus.sample())[A].xids == ()
+    world.is_(card(0, A), card(1, B), "xid 1 31", "xid 1 94", "xid 0 13")
+    sample = by_uuid(gpus.sample())
+    assert [x.code for x in sample[B].xids] == [31, 94]
+    assert [x.code for x in sample[A].xids] == [13]
+    assert sample[B].xids[1].meaning.startswith("contained ECC error")
+    assert sample[B].xids[1].at == "2023-11-14T22:13:20.000000Z"
+    assert not sample[B].lost
+    assert len(by_uuid(gpus.sample())[B].xids) == 2, "told once, shown again"
+
+
+def test_xid_79_is_a_lost_card_even_while_it_still_answers(world, gpus):  # 24
+    world.is_(card(0, A), card(1, B))
+    gpus.open()
+    gpus.inventory()
+    world.is_(card(0, A), card(1, B), "xid 0 79")
+    sample = by_uuid(gpus.sample())
+    assert (sample[A].lost, sample[A].memory_used_bytes) == (True, None)
+    assert "fallen off the bus" in sample[A].unknown
+    assert (sample[B].lost, sample[B].memory_used_bytes) == (False, GIB)
+    inventory = by_uuid(gpus.inventory())
+    assert not inventory[A].usable
+    assert "Xid 79" in inventory[A].why
+    assert inventory[B].usable
+
+
+def test_a_card_that_was_lost_and_reset_is_in_service_again(world):
+    ticks = iter(range(1_700_000_000, 1_700_001_000))
+    gpus = NvmlGpus(now_ns=lambda: next(ticks) * 10**9)
+    world.is_(card(0, A), card(1, B))
+    gpus.open()
+    gpus.inventory()
+    world.is_(card(0, A), card(1, B), "xid 0 79", f"error * 0 {GPU_IS_LOST}")
+    assert by_uuid(gpus.sample())[A].lost
+    assert not by_uuid(gpus.inventory())[A].usable
+    world.is_(card(0, A), card(1, B), "xid 0 79")
+    assert by_uuid(gpus.inventory())[A].usable
+    sample = by_uuid(gpus.sample())[A]
+    assert (sample.lost, sample.memory_used_bytes) == (False, GIB)
+    assert [x.code for x in sample.xids] == [79], "the story stays"
+    gpus.close()
+
+
+def test_one_process_at_a_time_is_set_once_and_taken_back(world, gpus):
+    cards = [card(0, A), card(1, B)]
+    world.is_(*cards)
+    gpus.open()
+    gpus.inventory()
+    assert gpus.limit_processes({A: True, B: False}) == {}
+    gpus.inventory()
+    sample = by_uuid(gpus.sample())
+    assert (sample[A].compute_mode, sample[B].compute_mode) == ("Exclusive_Process", "Default")
+    world.is_(*cards, f"error SetComputeMode * {NO_PERMISSION}")
+    assert gpus.limit_processes({A: True}) == {}, "it is so already: nothing is set"
+    assert gpus.limit_processes({A: False, C: True}) == {
+        A: "compute mode: Insufficient Permissions",
+        C: "the card does not answer",
+    }
+    world.is_(*cards)
+    assert gpus.limit_processes({A: False}) == {}
+    gpus.inventory()
+    assert by_uuid(gpus.sample())[A].compute_mode == "Default"
+
+
+def test_a_storm_of_xids_holds_nobody_up(world, gpus):
+    world.is_(card(0, A))
+    gpus.open()
+    gpus.inventory()
+    world.is_(card(0, A), *["xid 0 31"] * 1000)
+    for _ in range(3):
+        (sample,) = gpus.sample()
+        assert len(sample.xids) == 8
+
+
+@pytest.mark.parametrize("code", [2, 3, 13, 999])
+@pytest.mark.parametrize("function", ["EventSetCreate", "GetSupportedEventTypes", "RegisterEvents", "EventSetWait"])
+def test_events_that_cannot_be_had_cost_nothing_else(world, gpus, function, code):
+    world.is_(card(0, A), f"error {function} * {code}", "xid 0 79")
+    gpus.open()
+    gpus.inventory()
+    (sample,) = gpus.sample()
+    assert (sample.memory_used_bytes, sample.xids, sample.lost) == (GIB, (), False)
+
+
+def test_instances_share_the_xids_of_their_card(world, gpus):
+    world.is_(*SPLIT)
+    gpus.open()
+    gpus.inventory()
+    world.is_(*SPLIT, "xid 0 79")
+    sample = by_uuid(gpus.sample())
+    assert (sample["MIG-1"].lost, sample["MIG-2"].lost, sample[B].lost) == (True, True, False)
+
+
 # -- memory -------------------------------------------------------------------------------------------
 
 

@@ -57,7 +57,16 @@ class ProcessCell:
             node = part.removeprefix("agent-")
             return [*rigbook, "agent", "--join", self.server.url, "--node", node, "--gpus", self._gpus,
                     "--engine", "process", "--heartbeat", "0.5", *common]  # fmt: skip
-        return [*rigbook, "serve", part.split("-", maxsplit=1)[0], "--nats", self.server.url, "--instance", part, *common]
+        return [
+            *rigbook,
+            "serve",
+            part.split("-", maxsplit=1)[0],
+            "--nats",
+            self.server.url,
+            "--instance",
+            part,
+            *common,
+        ]
 
     @property
     def parts(self) -> list[str]:

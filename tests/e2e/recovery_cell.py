@@ -28,6 +28,8 @@ from rigbook_schemas.queries import Question
 from rigbook_schemas.values import GIB, Component, Mode, Owner, Request
 from rigbook_schemas.wire import decode
 
+from tests.e2e.leavings import kill_marked
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -55,6 +57,8 @@ class RecoveryCell:
         self.folder = folder
         self.server = MemoryServer()
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        # Another test's epochs are the same small numbers: nobody's processes must pass for another's.
+        self.cluster = f"t-{random_id()[:8]}"
 
     async def open(self, *agents: str) -> None:
         self.bus = await MemoryBus.connect(self.server, name="test")
@@ -68,7 +72,11 @@ class RecoveryCell:
         ready = asyncio.Event()
         if part == "ledger":
             body = ledger_service.serve(
-                bus, ledger_service.Options(data=self.folder / part), clock=BRISK, new_id=random_id, ready=ready
+                bus,
+                ledger_service.Options(data=self.folder / part),
+                clock=BRISK,
+                new_id=random_id,
+                ready=ready,
             )
         elif part.startswith("placer"):
             body = placer_service.serve(
@@ -80,7 +88,11 @@ class RecoveryCell:
             )
         else:
             options = agent_service.Options(
-                node=part, data=self.folder / part, gpus="sim:2xRTX4090", heartbeat_seconds=0.2
+                node=part,
+                data=self.folder / part,
+                cluster=self.cluster,
+                gpus="sim:2xRTX4090",
+                heartbeat_seconds=0.2,
             )
             body = agent_service.serve(bus, options, clock=BRISK, new_id=random_id)
         self.tasks[part] = asyncio.create_task(body, name=part)
@@ -93,9 +105,10 @@ class RecoveryCell:
         await asyncio.gather(task, return_exceptions=True)
 
     async def close(self) -> None:
-        """Whatever runs is stopped: by a withdrawal where there is a log that is trusted."""
+        """Nothing of it is left, however the test ended."""
         for part in list(self.tasks):
             await self.stop(part)
+        kill_marked(f"RIGBOOK_CLUSTER={self.cluster}")
         await self.bus.close()
         self.server.stop()
 
@@ -160,6 +173,6 @@ class RecoveryCell:
         assert not intended.refusals, intended.refusals
         await carry_out(
             self.client, found, intended, by="grace", reason="a test", now_ns=time.time_ns, replicas=1,
-            told=lambda line: print(line),
+            told=print,
         )  # fmt: skip
         return intended

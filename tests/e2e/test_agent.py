@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 CLOCK = SystemClock()
 SOON_SECONDS = 15.0
+CLUSTER = f"e2e{os.getpid()}"
 
 
 def runs(pid: int) -> bool:
@@ -86,7 +87,10 @@ class Cell:
         await self.bus.ensure_consumer(agent_consumer(name, start_seq=1))
         bus = await MemoryBus.connect(self.server, name=f"agent-{name}")
         ready = asyncio.Event()
-        options = agent_service.Options(node=name, data=self.folder / name, gpus=gpus, heartbeat_seconds=0.2)
+        # A cluster of this test session alone: another session on the machine has an agent "a" too.
+        options = agent_service.Options(
+            node=name, data=self.folder / name, gpus=gpus, heartbeat_seconds=0.2, cluster=CLUSTER
+        )
         task = asyncio.create_task(
             agent_service.serve(bus, options, clock=CLOCK, new_id=random_id, ready=ready),
             name=f"agent-{name}",

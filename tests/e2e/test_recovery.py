@@ -123,7 +123,9 @@ async def test_a_stream_that_is_gone_is_made_again_from_the_second_copy(cell: Re
     await ledger_agrees(cell)
 
 
-async def test_a_log_that_others_wrote_on_is_gone_on_with_and_what_runs_is_adopted(cell: RecoveryCell) -> None:
+async def test_a_log_that_others_wrote_on_is_gone_on_with_and_what_runs_is_adopted(
+    cell: RecoveryCell,
+) -> None:
     kept = await lose_the_end(cell)
     await cell.ledger_says(safe=True)
     old = await cell.agents_distrust("b")
@@ -146,7 +148,9 @@ async def test_a_log_that_others_wrote_on_is_gone_on_with_and_what_runs_is_adopt
     await ledger_agrees(cell)
 
 
-async def test_what_ended_while_the_log_was_lost_is_told_afterwards(cell: RecoveryCell, tmp_path: Path) -> None:
+async def test_what_ended_while_the_log_was_lost_is_told_afterwards(
+    cell: RecoveryCell, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
     kept = cell.last_seq()
     await cell.demand("one", "sh", "-c", f"until test -e {go}; do sleep 0.05; done", node="a")
@@ -273,7 +277,7 @@ async def test_events_appended_again_without_an_operators_word_are_not_the_log(c
 
 async def test_what_was_said_in_the_lost_part_is_said_again(cell: RecoveryCell) -> None:
     kept = cell.last_seq()
-    await cell.client.set_policy("nlp", e.QuotaSet(project="nlp", memory_bytes=10 * 1024**3, by="op"))
+    await cell.client.set_policy("nlp", e.QuotaSet(project="nlp", memory_bytes=100 * 1024**3, by="op"))
     await cell.client.set_policy("node", e.NodeCordoned(node="b", by="op", reason="fans"))
     await cell.demand("waits", node="b", workload=Workload.SERVICE)
     await cell.demand("done", "true", node="a")
@@ -285,7 +289,7 @@ async def test_what_was_said_in_the_lost_part_is_said_again(cell: RecoveryCell) 
     await cell.recover()
     await cell.until(running("new"))
     state = cell.state()
-    assert state.projects["nlp"].quota_bytes == 10 * 1024**3
+    assert state.projects["nlp"].quota_bytes == 100 * 1024**3
     assert state.nodes["b"].cordoned == "fans"
     assert state.demands["waits"].phase is Phase.WAITING
     assert "done" not in state.demands  # it ran and ended; it is not run again

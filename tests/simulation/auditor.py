@@ -40,8 +40,9 @@ __all__ = ["Auditor", "Claim", "Wish"]
 FINDINGS_ALLOWED = frozenset({
     "unknown_demand", "foreign_withdrawal", "duplicate_demand", "unknown_kind", "clock_skew", "invalid_time",
     "mode_conflict", "malformed_envelope", "malformed_data", "wrong_subject", "nothing_to_accept",
-    "stale_epoch", "release_by_non_holder", "unknown_card",
+    "stale_epoch", "release_by_non_holder", "unknown_card", "wrong_epoch", "preempt_not_acknowledged",
 })  # fmt: skip
+STARTS_FAILED = frozenset({"start_failed", "image_pull", "runtime_missing"})
 # How long something must have been so that whoever judged by the latest heartbeats can be blamed.
 KNOWN_SECONDS = 8.0
 # No silence shorter than this means anything, whatever a node's interval (`programs.PATIENCE`).
@@ -55,6 +56,8 @@ class Wish:
         self.spec = spec
         self.wanted = True
         self.epoch = 0
+        self.verdict = ""  # how its last end was told
+        self.again = False  # that end was a failed start, which another try may mend
         self.over = ""  # why it will never be bound (again)
 
 
@@ -71,6 +74,8 @@ class Claim:
         self.stopped = False
         self.stop_seqs: dict[str, int] = {}  # node to the first stop order for it
         self.requeue: bool | None = None
+        self.reason = ""  # of the latest order to stop it
+        self.exited: set[str] = set()
         self.words: frozenset[str] = frozenset()
 
 
@@ -110,6 +115,7 @@ class Auditor:
         self.heard: dict[str, float] = {}  # node to when the server stored its last heartbeat
         self.beats: dict[str, list[float]] = {}  # node to when its latest heartbeats were stored
         self.given_back: dict[tuple[int, str], bool] = {}  # (epoch, node) to whether by force
+        self.begun: set[tuple[int, str]] = set()  # (epoch, node) told to run, and not told to be started again
         self.void: set[int] = set()
         self.kinds: dict[str, int] = {}
         self.watching = True  # False while the log that is there is not the right one
@@ -290,6 +296,7 @@ class Auditor:
         for node in data.nodes:
             claim.stop_seqs.setdefault(node, record.seq)
         claim.stopped = True
+        claim.reason = data.reason
         claim.requeue = data.requeue if claim.requeue is None else claim.requeue and data.requeue
 
     def _check_reaper(self, record: Record, epoch: int, nodes: tuple[str, ...], reason: str) -> None:
@@ -318,10 +325,37 @@ class Auditor:
         else:
             self._fail("reaped_the_wanted", f"{what}: it is bound, wanted and was not ordered to stop")
 
+    def _started(self, record: Record, data: e.Started) -> None:
+        self.begun.add((data.epoch, data.node))
+
+    def _exited(self, record: Record, data: e.Exited) -> None:
+        begun = (data.epoch, data.node) in self.begun
+        if not data.final:
+            self.begun.discard((data.epoch, data.node))
+        claim = self.claims.get(data.epoch)
+        if claim is None or claim.demand != data.demand or data.node not in self._machines:
+            return
+        if data.node in claim.parts and record.subject == f"rig.run.{data.node}":
+            wish = self.wishes[claim.demand]
+            if wish.verdict in ("", "completed") or not claim.exited:
+                wish.verdict = data.verdict
+                wish.again = data.verdict in STARTS_FAILED and all(x.what != "no_such_program" for x in data.evidence)
+            if data.final:
+                claim.exited.add(data.node)
+        if claim.stopped or not self.wishes[claim.demand].wanted or not begun:
+            return
+        if data.epoch not in self._machines[data.node].by_itself:
+            self._fail(
+                "stopped_the_wanted", f"{record.source} at {record.seq}: nothing of epoch {data.epoch} had ended on {data.node} by itself"
+            )
+
     def _released(self, record: Record, data: e.Released) -> None:
         claim = self.claims.get(data.epoch)
         mine = claim is not None and claim.demand == data.demand and data.node in claim.parts
-        living = self._machines[data.node].alive(data.epoch) if data.node in self._machines else []
+        machine = self._machines.get(data.node)
+        living = [] if machine is None else machine.alive(data.epoch)
+        # Of a lost card nobody can tell what holds it, and it takes no binding: there the engine's word has to do.
+        living = [p for p in living if machine is not None and not (p.memory.keys() & machine.lost)]
         what = f"{record.source} at {record.seq}: epoch {data.epoch} on {data.node}"
         if data.forced:
             if record.source.startswith("reaper/"):
@@ -337,13 +371,17 @@ class Auditor:
             return
         for card in claim.parts.pop(data.node):
             del self.on_card[card][data.epoch]
+        self._forget_absent()
         self.given_back[data.epoch, data.node] = data.forced
         if claim.parts:
             return
         del self.claims[data.epoch]
         wish = self.wishes[claim.demand]
         wish.epoch = 0
-        if not (claim.requeue and wish.wanted):
+        by_itself = claim.requeue is None or claim.reason == "fenced"
+        if wish.wanted and (claim.requeue or (by_itself and wish.again)):
+            wish.verdict, wish.again = "", False
+        else:
             wish.over = "ended"
 
     # -- the fleet -------------------------------------------------------------------------------------------
@@ -430,6 +468,8 @@ class Auditor:
         if (epoch, node) in self.given_back:
             self._fail("started_the_ended", f"{what}: it was released there")
             return
+        if (epoch, node) in self.begun:
+            self._fail("begun_again", f"{what}: it was told to run there, and not that it is to be started again")
         claim = self.claims.get(epoch)
         if claim is None or node not in claim.parts or claim.demand != launch.demand:
             if epoch not in self.void:
@@ -464,6 +504,8 @@ _FOLLOW: dict[type[msgspec.Struct], Callable[[Auditor, Record, Any], None]] = {
     e.Refused: Auditor._refused,
     e.Bound: Auditor._bound,
     e.EvictionOrdered: Auditor._evicted,
+    e.Started: Auditor._started,
+    e.Exited: Auditor._exited,
     e.Released: Auditor._released,
     e.NodeJoined: Auditor._joined,
     e.NodeChanged: Auditor._joined,

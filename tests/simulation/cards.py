@@ -55,7 +55,7 @@ class SimGpus:
     def _sample(self, card: CardInventory) -> CardObservation:
         m, at = self._machine, self._machine.now()
         if card.uuid in m.lost:
-            return CardObservation(uuid=card.uuid, as_of=at, unknown="GPU is lost: Xid 79")
+            return CardObservation(uuid=card.uuid, as_of=at, unknown="GPU is lost: Xid 79", lost=True)
         if card.uuid in m.unreadable:
             return CardObservation(uuid=card.uuid, as_of=at, unknown="memory: Unknown Error")
         holders = [proc for proc in m.procs.values() if card.uuid in proc.memory]
@@ -72,6 +72,12 @@ class SimGpus:
     def _answers(self) -> None:
         if self._machine.driver_absent:
             raise GpusError("the driver does not answer: absent")
+
+    def device_nodes(self) -> Mapping[str, str]:
+        return {}
+
+    def limit_processes(self, cards: Mapping[str, bool]) -> Mapping[str, str]:
+        return dict.fromkeys(cards, "not on these cards")
 
     def environment(self, cards: Sequence[str]) -> Mapping[str, str]:
         return {"CUDA_VISIBLE_DEVICES": ",".join(cards)}

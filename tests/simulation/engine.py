@@ -55,6 +55,7 @@ class SimEngine:
         await self._call()
         for word in launch.component.command:
             if word.startswith("refuse:"):
+                self._machine.by_itself.add(launch.epoch)
                 raise StartRefused(word.partition(":")[2], "as the command says")
         return self._running(self._machine.start(launch, self._kind))
 
@@ -95,6 +96,10 @@ class SimEngine:
         part = self._machine.parts.get((running.epoch, running.component))
         if part is not None:
             self._machine.signal(part, kill=name == "SIGKILL", everything=False)
+
+    async def execute(self, running: Running, command: tuple[str, ...]) -> int:
+        await self._call()
+        return 0
 
     async def inventory(self) -> Sequence[Running]:
         await self._call()

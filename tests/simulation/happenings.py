@@ -120,6 +120,8 @@ class Happenings:
         machine.driver_answers()
         for pid in [pid for pid, proc in machine.procs.items() if proc.epoch is None]:
             del machine.procs[pid]
+        for proc in machine.orphans():  # by hand: no engine knows them
+            del machine.procs[proc.pid]
         for part in list(machine.parts.values()):
             if part.stop_ordered and part.told("undead") is not None:
                 machine.signal(part, kill=True, everything=True)
@@ -160,7 +162,9 @@ class Happenings:
             w for w in step.words
             if w.partition(":")[0] in ("for", "fail", "daemon", "stubborn", "undead", "overuse", "wrongcard", "refuse")
         )  # fmt: skip
-        first = Component(name="main", command=("run", *does), stop_grace_seconds=1.5)
+        first = Component(
+            name="main", image="sim" if "docker" in words else "", command=("run", *does), stop_grace_seconds=1.5
+        )
         parts = [first]
         if "parts" in words:
             calm = tuple(w for w in does if w.startswith(("for:", "fail:")))
@@ -257,9 +261,12 @@ class Happenings:
         claim = self.world.auditor.claims.get(wish.epoch) if wish is not None else None
         if wish is None or claim is None:
             return
+        other = next((d for d in self.specs if d != step.who), "nobody")
         order = e.EvictionOrdered(
-            demand=step.who, epoch=wish.epoch, nodes=claim.nodes, reason=EvictionReason.DRAIN, by="operator",
-            grace_seconds=1.0, requeue=bool(step.number), scope=StopScope.COMPONENTS,
+            demand=other if step.number == 2 else step.who,  
+            # 2: a slip of the hand
+            epoch=wish.epoch, nodes=claim.nodes, reason=EvictionReason.DRAIN, by="operator",
+            grace_seconds=1.0, requeue=step.number == 1, scope=StopScope.COMPONENTS,
         )  # fmt: skip
         await self._tell(subjects.evict(claim.nodes), order)
 
@@ -443,6 +450,11 @@ class Happenings:
         parts = [p for p in self.world.machines[step.who].parts.values() if p.running]
         if parts:
             self.world.machines[step.who].remove_by_hand(parts[0])
+
+    async def _orphaned(self, step: Step) -> None:
+        parts = [p for p in self.world.machines[step.who].parts.values() if p.running and p.launch.component.image and p.launch.component.gpu]
+        if parts:
+            self.world.machines[step.who].orphan(parts[0])
 
     async def _flag(self, step: Step, name: str) -> None:
         machine = self.world.machines[step.who]

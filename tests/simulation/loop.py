@@ -170,7 +170,21 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
-        raise AssertionError(f"no threads in a simulated world: {func!r}")
+        """There are no threads: it is done at a later step, and whoever waits goes on after that."""
+        done = self.create_future()
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except Exception as error:  # noqa: BLE001 - whoever waits gets it
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(result)
+
+        self.call_soon(work)
+        return done
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **more: Any) -> SimTask:
         self._made += 1

@@ -103,6 +103,7 @@ class Machine:
         self.engine_away = False
         self.engine_hangs = False
         self.undead = False
+        self.by_itself: set[int] = set()  # epochs of which something ended that nobody here had stopped
         self._waiting_for_driver: list[Callable[[], None]] = []
         self._next_pid = FIRST_PID
 
@@ -134,6 +135,8 @@ class Machine:
             if other:
                 memory[other[0]] = GIB
         daemon = part.told("daemon") is not None
+        if daemon:
+            self.by_itself.add(launch.epoch)
         proc = self.spawn(
             memory, epoch=launch.epoch, demand=launch.demand, component=launch.component.name, grouped=not daemon
         )
@@ -148,6 +151,7 @@ class Machine:
 
     def _done(self, part: Part, code: int) -> None:
         if self.parts.get(part.key) is part:
+            self.by_itself.add(part.launch.epoch)
             for pid in part.pids:
                 self.procs.pop(pid, None)
             self._main_ended(part, code, None)
@@ -186,16 +190,28 @@ class Machine:
 
     def remove_by_hand(self, part: Part) -> None:
         """`docker rm -f` by somebody."""
+        self.by_itself.add(part.launch.epoch)
         for pid in part.pids:
             self.procs.pop(pid, None)
         self.parts.pop(part.key, None)
         self._tell(part)
+
+    def orphan(self, part: Part) -> None:
+        """The engine forgets a container, and its process lives on (a daemon that crashed, a lost state folder)."""
+        self.by_itself.add(part.launch.epoch)
+        self.parts.pop(part.key, None)
+        self._tell(part)
+
+    def orphans(self) -> list[Proc]:
+        listed = {pid for part in self.parts.values() for pid in part.pids}
+        return [proc for proc in self.procs.values() if proc.epoch is not None and proc.pid not in listed]
 
     def reboot(self) -> None:
         """Power was cut: nothing runs any more, the engine remembers what it had started."""
         self.boot += 1
         self.procs.clear()
         for part in self.parts.values():
+            self.by_itself.add(part.launch.epoch)
             self._main_ended(part, None, None)
         self.driver_hangs = self.engine_hangs = False
         self.vanished.clear()

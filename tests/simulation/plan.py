@@ -177,6 +177,8 @@ class _World:
             words.append("count:2")
         if rng.random() < 0.25:
             words.append("parts:2")
+        if rng.random() < 0.4:
+            words.append("docker")
         if rng.random() < 0.2:
             words.append(rng.choice(("restart:always", "restart:on-failure")))
         if rng.random() < 0.08:
@@ -199,7 +201,7 @@ _OPERATOR: Final[tuple[Callable[[_World], Step], ...]] = (
     lambda w: w.step("mode", who=w.card(), words=(w.rng.choice(("exclusive", "memory-slice", "time-slice", "none")),)),
     lambda w: w.step("quarantine", who=w.card(), seconds=w.long(5, 60)),
     lambda w: w.step("heal", words=w.rng.choice(_KINDS), seconds=w.long(5, 60)),
-    lambda w: w.step("evict", who=f"d{w.rng.randint(1, 6)}", number=w.rng.randint(0, 1)),
+    lambda w: w.step("evict", who=f"d{w.rng.randint(1, 6)}", number=w.rng.randint(0, 2)),
     lambda w: w.step("malformed", number=w.rng.randint(0, 3)),
     lambda w: w.step("alien", number=w.rng.randint(0, 2), seconds=w.long(1, 15)),
     lambda w: w.step("withdraw_unknown"),
@@ -233,6 +235,7 @@ _FAULTS: Final[tuple[Callable[[_World], Step], ...]] = (
     lambda w: w.step("card_vanished", who=w.card(), seconds=w.long(2, 30)),
     lambda w: w.step("card_unreadable", who=w.card(), seconds=w.long(2, 30)),
     lambda w: w.step("removed_by_hand", who=w.node()),
+    lambda w: w.step("orphaned", who=w.node()),
     lambda w: w.step("engine_away", who=w.node(), seconds=w.long(1, 25)),
     lambda w: w.step("engine_hangs", who=w.node(), seconds=w.long(1, 25)),
     lambda w: w.step("driver_hangs", who=w.node(), seconds=w.long(1, 25)),
@@ -245,7 +248,7 @@ _FAULTS: Final[tuple[Callable[[_World], Step], ...]] = (
 FAULTS: Final = frozenset({
     "ack_lost", "request_lost", "ack_slow", "delivery_slow", "delivery_again", "delivery_lost", "kill", "restart",
     "stale_snapshot", "pause", "cut", "server_away", "behind", "empty", "clock_step", "node_silent", "all_silent",
-    "agent_killed", "reboot", "card_lost", "card_vanished", "card_unreadable", "removed_by_hand", "engine_away",
+    "agent_killed", "reboot", "card_lost", "card_vanished", "card_unreadable", "removed_by_hand", "orphaned", "engine_away",
     "engine_hangs", "driver_hangs", "driver_absent", "foreign_process", "undead", "disk_full", "ledger_disk_full",
 })  # fmt: skip
 WORDS: Final = frozenset({

@@ -10,7 +10,7 @@ from rigbook_placer.place import explain, place, signature
 from rigbook_placer.sightings import seen_of
 from rigbook_schemas.events import Heartbeat
 from rigbook_schemas.subjects import LEDGER_STREAM
-from rigbook_schemas.values import Workload
+from rigbook_schemas.values import ReasonCode, Workload
 from rigbook_schemas.wire import decode
 
 if TYPE_CHECKING:
@@ -69,9 +69,13 @@ def _of_demand(world: World, did: str, demand: Demand, seen: dict[str, Seen]) ->
     what = f"{did} is {demand.phase}"
     match demand.phase:
         case Phase.WAITING:
-            if place(state, demand.spec, seen, world.plan.policy) is not None:
+            now_ns = world.clock.now_ns()
+            told = {r.code for r in demand.reasons}
+            if ReasonCode.BEHIND_OTHERS in told and len(state.waiting) > 1:
+                return ""  # its turn comes after another one's: whose, the placers decide
+            if place(state, demand.spec, seen, world.plan.policy, now_ns=now_ns) is not None:
                 return f"{what}, and would fit now"
-            reasons = explain(state, demand.spec, seen, world.plan.policy)
+            reasons = explain(state, demand.spec, seen, world.plan.policy, now_ns=now_ns)
             if not demand.reasons:
                 return f"{what}, and nobody says why"
             if signature(reasons) != signature(demand.reasons):

@@ -248,3 +248,14 @@ def test_a_stop_that_did_not_reach_us_is_learnt_from_the_ledger(path: Path) -> N
     (new,) = first.reconcile(9, [msgspec.structs.replace(first.open_orders[5], stop=stop)])
     assert new == stop
     assert book(path).open_orders[5].stop == stop
+
+
+def test_the_count_of_attempts_survives_a_restart(path: Path) -> None:
+    """Else the end of the second attempt is told under the id of the first one, and lost. Simulation, seed 127."""
+    first = book(path)
+    first.take(bound(5))
+    first.mark_started(5)
+    first.mark_attempt(5, 2)
+    assert (book(path).open_orders[5].started, book(path).open_orders[5].attempt) == (False, 2)
+    first.mark_started(5)
+    assert (book(path).open_orders[5].started, book(path).open_orders[5].attempt) == (True, 2)

@@ -15,7 +15,9 @@ from rigbook_ledger.audit import audit
 from rigbook_ledger.evolve import evolve
 from rigbook_ledger.state import Phase, State
 from rigbook_placer.feasible import Seen
-from rigbook_placer.place import explain, hopeless, place, plan, signature, stops_due
+from rigbook_placer.place import explain, hopeless, place, signature
+from rigbook_placer.planned import plan
+from rigbook_placer.stops import stops_due
 from rigbook_placer.waiting import Waiting
 from rigbook_schemas import events as e
 from rigbook_schemas import subjects as s
@@ -373,7 +375,7 @@ def test_waiting_is_tried_by_priority_then_age_and_looked_at_by_shape(fleet: Fle
     fleet.demand("high", priority=75)
     waiting.update(fleet.state, fleet.state.waiting)
     heads = [d.spec.demand for d in waiting.heads(fleet.state)]
-    assert heads == ["high", "first"]
+    assert heads == ["high", "first", "low-0"]
     fleet.tell(s.demand("nlp"), e.DemandWithdrawn(demand="high", project="nlp"))
     waiting.update(fleet.state, ["high"])
     assert [d.spec.demand for d in waiting.heads(fleet.state)] == ["first", "low-0"]

@@ -11,7 +11,7 @@ from rigbook_ledger.digest import digest
 from rigbook_ledger.evolve import fold
 from rigbook_ledger.state import State
 from rigbook_replay import writer
-from rigbook_replay.block import messages_of, pack_block, records_of, unpack_block
+from rigbook_replay.block import messages_of, pack_blocks, records_of, unpack_blocks
 from rigbook_replay.journal import Header, Journal, NotAJournal
 from rigbook_replay.trusted import schema_identity, trusted, untrusted
 from rigbook_replay.verify import verify
@@ -37,6 +37,11 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(writer, "MESSAGES_MAX", 10)
 
 
+def one_block(raw):
+    (block,) = unpack_blocks(raw)
+    return block
+
+
 def read(path, **options):
     with Journal.open(path) as journal:
         found = [record for records in journal.records(**options) for record in records]
@@ -49,7 +54,7 @@ def read(path, **options):
 def test_a_block_gives_back_every_message_byte_for_byte():
     """Events of our own writing go into columns, all others stay as they came; both come back the same."""
     _, messages = told(*lives(3), *ODD, s.raised("last"))
-    packed = unpack_block(pack_block(messages))
+    packed = one_block(pack_blocks(messages))
     assert messages_of(packed) == messages
     assert [body for _, body in packed.as_they_came] == [step.body for step in ODD]
 
@@ -57,7 +62,7 @@ def test_a_block_gives_back_every_message_byte_for_byte():
 @pytest.mark.parametrize("trust", [True, False])
 def test_a_blocks_records_are_those_of_the_wire(trust):
     _, messages = told(*lives(3), *ODD, s.raised("last", probe=True), s.withdrawn("last"))
-    records = records_of(unpack_block(pack_block(messages)), trust=trust)
+    records = records_of(one_block(pack_blocks(messages)), trust=trust)
     expected = [decode(m.seq, m.subject, m.received_ns, m.body) for m in messages]
     assert [msgspec.structs.replace(r, data=untrusted(r.data)) for r in records] == expected
 
@@ -74,7 +79,7 @@ def test_every_golden_event_survives_the_columns(path):
         data=record.data, id=record.id, source=record.source, time=record.time, correlation=record.correlation,
         causation=record.causation, traceparent=record.traceparent,
     )))  # fmt: skip
-    packed = unpack_block(pack_block([pretty, ours]))
+    packed = one_block(pack_blocks([pretty, ours]))
     assert messages_of(packed) == [pretty, ours]
     assert len(packed.as_they_came) == 1
     one, two = records_of(packed, trust=True)
@@ -86,7 +91,7 @@ def test_every_golden_event_survives_the_columns(path):
 
 def test_a_fold_of_columns_is_the_fold_of_the_wire():
     story, messages = told(*lives(30), *ODD)
-    records = records_of(unpack_block(pack_block(messages)), trust=True, whole=False)
+    records = records_of(one_block(pack_blocks(messages)), trust=True, whole=False)
     assert digest(fold(State(), records)) == digest(story.state)
 
 
@@ -221,7 +226,7 @@ def test_a_block_taken_out_or_changed_breaks_the_chain(tmp_path, small_blocks):
         5, messages[4].subject, messages[4].received_ns, messages[4].body.replace(b"test", b"tost")
     )
     forged = writer.pack(
-        first.contents, pack_block([*messages[:4], other, *messages[5:10]]), number=first.number, chain=first.chain,
+        first.contents, pack_blocks([*messages[:4], other, *messages[5:10]]), number=first.number, chain=first.chain,
         count=10, first_seq=1, last_seq=10, earliest_ns=first.earliest_ns, latest_ns=first.latest_ns,
     )  # fmt: skip
     path.write_bytes(data[: first.offset] + forged + data[first.end : end])

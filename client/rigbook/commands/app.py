@@ -12,7 +12,7 @@ from rigbook import __version__
 __all__ = ["app_for"]
 
 GROUPS: Final = (
-    "demands", "views", "story", "stop", "fleet", "rules", "history", "journal", "doctor", "recover", "up", "serve", "showing", "schema",
+    "demands", "views", "story", "stop", "fleet", "rules", "history", "journal", "replay", "audit", "doctor", "recover", "up", "serve", "showing", "schema",
 )  # fmt: skip
 # Long-running services, of which a machine may have many: they load nothing of tables and files.
 ALONE: Final = {"serve": ("serve",), "agent": ("serve",)}

@@ -14,6 +14,7 @@ from rigbook_schemas.values import DriftKind
 from rigbook import tables
 from rigbook.commands.invoke import connected, me, now_ns, run
 from rigbook.commands.options import AsJson, By, Data, Nats, Reason
+from rigbook.commands.replay import drift_prove
 from rigbook.failures import Invalid
 from rigbook.memory import MemoryTextError, parse_size
 from rigbook.narrative import short_card
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     drift = typer.Typer(no_args_is_help=True, help="Where desired, bound and observed differ.")
     drift.command("list")(drift_list)
     drift.command("heal")(drift_heal)
+    drift.command("prove")(drift_prove)
     app.add_typer(drift, name="drift")
     quota = typer.Typer(no_args_is_help=True, help="How much GPU memory a project may hold.")
     quota.command("list")(quota_list)

@@ -85,8 +85,13 @@ def agent(
         typer.Option("--engine", metavar="ENGINE", help="process or docker; may be repeated."),
     ] = None,
     cluster: Annotated[
-        str, typer.Option("--cluster", metavar="NAME", help="Others' workloads are never touched.")
-    ] = "default",
+        str,
+        typer.Option(
+            "--cluster",
+            metavar="NAME",
+            help="Others' workloads are never touched. Default: a name that only this log has.",
+        ),
+    ] = "",
     heartbeat: Annotated[float, typer.Option("--heartbeat", min=0.05, metavar="SECONDS")] = 1.0,
     data: DataDir = None,
     credentials: Credentials = "",

@@ -16,8 +16,8 @@ import msgspec
 import structlog
 from rigbook_schemas.subjects import LEDGER_STREAM
 
-from rigbook_ledger.entries import AUDIT, Entries, Gap
 from rigbook_ledger.continuity import Known, LogDiscontinued, check_continues
+from rigbook_ledger.entries import AUDIT, Entries, Gap
 from rigbook_ledger.identity import fold_identity
 from rigbook_ledger.state import Finding, State, restore, snapshot
 from rigbook_ledger.store import Mark, Store, StoreUnreadable, move_aside

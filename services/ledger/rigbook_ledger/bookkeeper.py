@@ -15,8 +15,8 @@ from rigbook_schemas.subjects import LEDGER_STREAM
 from rigbook_schemas.wire import rfc3339
 
 from rigbook_ledger.audit import audit_touched
-from rigbook_ledger.entries import AUDIT
 from rigbook_ledger.continuity import LogAbsent, LogDiscontinued, LogRecovered, check_continues, known_of
+from rigbook_ledger.entries import AUDIT
 from rigbook_ledger.streams import ensure_streams
 
 if TYPE_CHECKING:

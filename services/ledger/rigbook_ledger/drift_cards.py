@@ -35,6 +35,7 @@ __all__ = ["compare_cards"]
 # NVML's compute modes in which no second process gets onto the card.
 ONE_PROCESS: Final = ("Exclusive_Thread", "Exclusive_Process")
 PROHIBITED: Final = "Prohibited"
+AGENTS_WORD: Final = "vram_not_recovered"
 
 
 def compare_cards(state: State, beat: Beat, seen: Observed, tolerance: Tolerance) -> Iterator[Sighting]:
@@ -50,6 +51,7 @@ def compare_cards(state: State, beat: Beat, seen: Observed, tolerance: Tolerance
         yield from one.mode()
         yield from one.twice()
         yield from one.residue()
+    yield from _unreleased(state, beat)
     yield from _doubled_components(state, beat, seen)
 
 
@@ -151,7 +153,9 @@ class _OneCard:
         if shown.compute_mode == PROHIBITED:
             problem = f"its compute mode is {PROHIBITED}: nothing can run on it"
             remedy = f"`nvidia-smi -i {index} -c DEFAULT`"
-        elif serves is not Mode.EXCLUSIVE and shown.compute_mode in ONE_PROCESS:
+        elif (
+            serves is not Mode.EXCLUSIVE and shown.compute_mode in ONE_PROCESS and self.card.enforces != "mps"
+        ):  # CUDA's multi-process service is that one process
             problem = f"its compute mode is {shown.compute_mode}: only one process gets onto it"
             remedy = f"`nvidia-smi -i {index} -c DEFAULT`; or drain it and `rigbook gpu mode {self.card.uuid} exclusive`"
         elif shown.mig and not self.card.parent:
@@ -216,6 +220,8 @@ class _OneCard:
         given = {u for components in self.seen.running.values() for c in components for u in c.gpus}
         if uuid in given or any(h.card == uuid for holds in self.seen.holds.values() for h in holds):
             return
+        if any(u.epoch in self.card.holders for u in self.beat.heartbeat.unreleased):
+            return  # the agent knows more, and says it
         last = next((b for b in self.bindings if self.node in b.exited or b.eviction is not None), None)
         who = (
             f"epoch {last.epoch} of {say.name_of(self.state.demands[last.demand])} ended there"
@@ -234,6 +240,40 @@ class _OneCard:
                 f"memory of {uuid}", f"{shown.memory_used_bytes} bytes used, {len(shown.processes or ())} processes listed"
             ),
             binding=last,
+        )  # fmt: skip
+
+
+def _unreleased(state: State, beat: Beat) -> Iterator[Sighting]:
+    """Its agent waits for the memory of a binding that ended: it knows what was there before the start."""
+    node = beat.heartbeat.node
+    for told in beat.heartbeat.unreleased:
+        binding = state.bindings.get(told.epoch)
+        if binding is None or binding.demand != told.demand or AGENTS_WORD not in told.why:
+            continue
+        share = binding.share(node)
+        if share is None or node in binding.released:
+            continue
+        cards, demand = told.cards or tuple(a.card for a in share.allotments), state.demands[binding.demand]
+        yield Sighting(
+            key=drift_key(DriftKind.VRAM_NOT_RECOVERED, node, binding.epoch, cards[0]),
+            kind=DriftKind.VRAM_NOT_RECOVERED,
+            node=node,
+            card=cards[0],
+            cards=cards,
+            demand=binding.demand,
+            epoch=binding.epoch,
+            sentence=f"{say.name_of(demand)} ended on node {node}, and its memory has not come back: {told.why}",
+            desired=say.desired(demand, beat.received_ns),
+            bound=say.bound(binding, share, beat.received_ns),
+            observed=told.why,
+            evidence=(
+                *say.book_evidence(state, binding, demand),
+                Evidence(what=f"epoch {binding.epoch} is not released", value=told.why,
+                         source=f"agent of node {node}", at=told.since),
+            ),
+            remedy="look for what keeps the device open (zombies, state D); with nothing on the card reset it, else reboot "
+            f"the node; `rigbook stop {binding.demand} --force` gives the card away as it is",
+            healable=False,
         )  # fmt: skip
 
 

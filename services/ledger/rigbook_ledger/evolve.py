@@ -8,7 +8,7 @@ What the world can do is a finding. What only a bug of ours could do is asserted
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rigbook_schemas import events as e
 from rigbook_schemas.wire import TYPE_PREFIX, Malformed, Record, Unknown, instant, rfc3339
@@ -45,7 +45,10 @@ def evolve(state: State, record: Record) -> State:
     apply = _APPLY[type(data)]
     if apply is not None:
         time = record.time
-        if time[:13] != _hour_text(record.received_ns // _HOUR_NS) or time[-1] != "Z":
+        begins_ns, ends_ns, hour = _hour
+        if not begins_ns <= record.received_ns < ends_ns:
+            hour = _turn_to_hour(record.received_ns // _HOUR_NS)
+        if time[:13] != hour or time[-1] != "Z":
             _check_time(state, record)
         apply(state, record, data)
     else:
@@ -108,13 +111,14 @@ def _check_time(state: State, record: Record) -> None:
         )
 
 
-_hour_cache: list[tuple[int, str]] = [(-1, "")]
+# The hour of the latest event: when it begins and ends (Unix nanoseconds), and how a time within it begins. A
+# cache and nothing else: most times are judged by a comparison of texts.
+_hour: list[Any] = [0, 0, ""]
 
 
-def _hour_text(hour: int) -> str:
-    if _hour_cache[0][0] != hour:
-        _hour_cache[0] = (hour, rfc3339(hour * _HOUR_NS)[:13])
-    return _hour_cache[0][1]
+def _turn_to_hour(hour: int) -> str:
+    _hour[:] = [hour * _HOUR_NS, (hour + 1) * _HOUR_NS, rfc3339(hour * _HOUR_NS)[:13]]
+    return str(_hour[2])
 
 
 class _Apply(dict[type, "Callable[..., None] | None"]):

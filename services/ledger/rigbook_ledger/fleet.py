@@ -90,6 +90,7 @@ def joined(state: State, record: Record, data: e.NodeJoined) -> None:
             replace(
                 mine, index=told.index, model=told.model or mine.model, memory_bytes=size,
                 usable=told.usable, why=told.why, present=True, parent=told.parent,
+                enforces=told.enforces,
             ),
         )  # fmt: skip
     for uuid in before.cards if before else ():
@@ -123,6 +124,8 @@ def joined(state: State, record: Record, data: e.NodeJoined) -> None:
             cordoned=before.cordoned if before else None,
             unreachable_ns=0,
             weights=data.weights,
+            container_gpus=data.container_gpus,
+            reboot_needed=data.reboot_needed,
         ),
     )
 

@@ -21,6 +21,7 @@ from rigbook_ledger.steps import (
     find,
     forget_absent,
     keep_room,
+    made_room,
     move,
     put_binding,
     put_card,
@@ -59,6 +60,7 @@ _RUNNING: Final = Phase.RUNNING
 _STARTING: Final = Phase.STARTING
 _WAITING: Final = Phase.WAITING
 _WITHDRAWN: Final = Phase.WITHDRAWN
+_COMPLETED: Final = VerdictClass.COMPLETED
 # Ends of what never ran: the node could not start it.
 _START_FAILURES: Final = frozenset(
     {VerdictClass.START_FAILED, VerdictClass.IMAGE_PULL, VerdictClass.RUNTIME_MISSING}
@@ -174,14 +176,13 @@ def _hold(
     charge(state, binding.project, total, 0)
     if isinstance(data, e.Bound):
         _check_rules(state, record, binding)
-    held: dict[str, object] = {"epoch": epoch, "epoch_last": epoch, "attempt": 1}
     if demand.phase is not _WAITING:
         # The withdrawal (or another placer's refusal) came between the placer's last read and its append.
         # The agent got the binding and may have started: it is a real binding of something unwanted.
         state.ended.pop(data.demand, None)
-        _releasing(state, record, demand, binding, wanted=False, **held)
+        _releasing(state, record, demand, binding, wanted=False, epoch=epoch, epoch_last=epoch, attempt=1)
         return binding
-    move(state, record, demand, _BOUND, reasons=(), **held)
+    move(state, record, demand, _BOUND, epoch=epoch, epoch_last=epoch, attempt=1, reasons=())
     return binding
 
 
@@ -273,8 +274,8 @@ def _bound_problem(state: State, record: Record, data: e.Bound | e.Adopted, dema
     project = data.project if isinstance(data, e.Bound) else data.spec.project
     if project != demand.spec.project:
         return f"demand {data.demand} belongs to project {demand.spec.project}, not {project}"
-    nodes = tuple(share.node for share in data.shares)
-    if len(set(nodes)) != len(nodes):
+    nodes = [share.node for share in data.shares]
+    if len(nodes) > 1 and len(set(nodes)) != len(nodes):
         return f"a node has two shares ({', '.join(nodes)})"
     if record.subject != f"rig.own.bind.{nodes[0] if len(nodes) == 1 else GANG}":
         return f"a binding on {', '.join(nodes)} does not belong on {record.subject}"
@@ -355,7 +356,7 @@ def _held(
     family: str,
 ) -> tuple[Binding, Demand] | None:
     """The live binding an agent speaks of; a finding when it has no business to."""
-    if record.subject != f"rig.{family}.{data.node}":
+    if record.subject != family + data.node:
         find(
             state,
             record,
@@ -388,7 +389,9 @@ def _running_phase(binding: Binding, phase: Phase) -> Phase:
     if len(binding.started) < len(binding.shares):
         return _BOUND
     for share in binding.shares:
-        if share.node not in binding.ready and any(c.probe is not None for c in share.components):
+        if share.node not in binding.ready and any(
+            c.probe is not None or c.startup is not None for c in share.components
+        ):
             return _STARTING
     return _RUNNING
 
@@ -401,7 +404,7 @@ def _run_changed(state: State, record: Record, binding: Binding, demand: Demand,
 
 
 def started(state: State, record: Record, data: e.Started) -> None:
-    held = _held(state, record, data, "run")
+    held = _held(state, record, data, "rig.run.")
     if held is None:
         return
     binding, demand = held
@@ -416,7 +419,7 @@ def started(state: State, record: Record, data: e.Started) -> None:
 
 
 def ready(state: State, record: Record, data: e.Ready) -> None:
-    held = _held(state, record, data, "run")
+    held = _held(state, record, data, "rig.run.")
     if held is None:
         return
     binding, demand = held
@@ -425,7 +428,7 @@ def ready(state: State, record: Record, data: e.Ready) -> None:
 
 
 def unready(state: State, record: Record, data: e.Unready) -> None:
-    held = _held(state, record, data, "run")
+    held = _held(state, record, data, "rig.run.")
     if held is None:
         return
     binding, demand = held
@@ -433,13 +436,13 @@ def unready(state: State, record: Record, data: e.Unready) -> None:
 
 
 def exited(state: State, record: Record, data: e.Exited) -> None:
-    held = _held(state, record, data, "run")
+    held = _held(state, record, data, "rig.run.")
     if held is None:
         return
     binding, demand = held
     # Of a gang, the first bad end is the story; the others follow from it.
     told: dict[str, object] = {}
-    if demand.verdict in (None, VerdictClass.COMPLETED) or not binding.exited:
+    if demand.verdict is None or demand.verdict is _COMPLETED or not binding.exited:
         told = {"verdict": data.verdict, "sentence": data.sentence, "attempt": data.attempt}
         if data.verdict in _START_FAILURES:
             told["failure"] = _start_failure(data)
@@ -465,7 +468,7 @@ def _start_failure(data: e.Exited) -> str:
 
 def eviction_answered(state: State, record: Record, data: e.EvictionAnswered) -> None:
     """Frees nothing and stops nothing; that nobody answered is for the operator to see."""
-    held = _held(state, record, data, "run")
+    held = _held(state, record, data, "rig.run.")
     if held is None:
         return
     if data.answer in (CheckpointAnswer.NOT_ACKNOWLEDGED, CheckpointAnswer.NOT_SAVED):
@@ -481,7 +484,7 @@ def eviction_answered(state: State, record: Record, data: e.EvictionAnswered) ->
 
 
 def released(state: State, record: Record, data: e.Released) -> None:
-    held = _held(state, record, data, "release")
+    held = _held(state, record, data, "rig.release.")
     if held is None:
         return
     binding, demand = held
@@ -502,13 +505,14 @@ def released(state: State, record: Record, data: e.Released) -> None:
         if card.switching:
             switch_mode(state, allotment.card)
         forget_absent(state, allotment.card)
-    binding = replace(binding, released=(*binding.released, data.node))
     charge(state, binding.project, -freed, -freed if demand.phase is _RELEASING else 0)
-    if len(binding.released) < len(binding.shares):
-        put_binding(state, binding)
+    if len(binding.released) + 1 < len(binding.shares):
+        put_binding(state, replace(binding, released=(*binding.released, data.node)))
         return
     del state.bindings[binding.epoch]
     state.touched.bindings.add(binding.epoch)
+    if binding.eviction is not None and binding.eviction.room_for:
+        made_room(state, record, binding.eviction.room_for)
     verdict = data.verdict if demand.verdict is None else demand.verdict
     if binding.eviction is not None and binding.eviction.requeue and demand.wanted:
         move(

@@ -261,6 +261,7 @@ def _card_row(view: View, card: Card) -> CardRow:
         why=why,
         simulated=node is not None and node.simulated,
         drifts=tuple(view.drifts_of_card.get(card.uuid, ())),
+        enforces=card.enforces,
     )
 
 
@@ -287,7 +288,12 @@ def _node_why(node: Node) -> str:
         return f"not heard of since {rfc3339(node.unreachable_ns)}"
     if not node.driver_ok:
         return node.driver_text or "the GPU driver does not answer"
-    return node.cordoned or ""
+    trouble = (
+        node.cordoned or "",
+        f"reboot needed: {node.reboot_needed}" if node.reboot_needed else "",
+        f"containers get no cards: {node.container_gpus}" if node.container_gpus else "",
+    )
+    return "; ".join(word for word in trouble if word)
 
 
 def node_totals(state: State) -> dict[str, int]:
@@ -336,6 +342,8 @@ def node_rows(view: View, *, node: str = "", after: Key = ()) -> Iterator[tuple[
                 why=_node_why(one),
                 pressure=None if heard is None else heard.beat.pressure,
                 components=None if heard is None else heard.beat.components,
+                starting=() if heard is None else heard.beat.starting,
+                weights=one.weights,
             ),
         )
 

@@ -167,6 +167,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     usable: bool = True
     why: str = ""
     present: bool = True  # in the node's latest inventory
+    enforces: str = ""  # what keeps a binding within its part: mig, mps, compute-mode; empty = nothing does
     quarantined: str | None = None  # the reason given
     parent: str = ""
     switching: str = ""  # the mode it will serve once nothing holds it ("any" = not pinned); takes nothing until then
@@ -195,6 +196,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     cordoned: str | None = None  # the reason given
     unreachable_ns: int = 0  # since when, 0 = heard
     weights: tuple[str, ...] = ()  # model weights on its disk
+    container_gpus: str = ""  # why containers get no cards there; empty = they do
+    reboot_needed: str = ""  # why nothing but a reboot helps
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -21,6 +21,7 @@ __all__ = [
     "forget_absent",
     "keep_room",
     "leave",
+    "made_room",
     "move",
     "put_binding",
     "put_card",
@@ -48,8 +49,9 @@ def move(state: State, record: Record, demand: Demand, phase: Phase, **changes: 
     """The demand in another phase; keeps the waiting and ended indexes right."""
     did = demand.spec.demand
     before = demand.phase
-    if phase is not before:
-        changes["since_seq"], changes["since_ns"] = record.seq, record.received_ns
+    if phase is before:
+        moved = replace(demand, event_id=record.id, **changes)
+    else:
         if before is _WAITING:
             state.waiting.pop(did, None)
             if demand.room:
@@ -59,7 +61,15 @@ def move(state: State, record: Record, demand: Demand, phase: Phase, **changes: 
             state.waiting[did] = None
         if phase in TERMINAL:
             _retire(state, did)
-    moved = state.demands[did] = replace(demand, phase=phase, event_id=record.id, **changes)
+        moved = replace(
+            demand,
+            phase=phase,
+            since_seq=record.seq,
+            since_ns=record.received_ns,
+            event_id=record.id,
+            **changes,
+        )
+    state.demands[did] = moved
     state.touched.demands.add(did)
     return moved
 
@@ -113,6 +123,14 @@ def keep_room(state: State, record: Record, demand_id: str, cards: tuple[str, ..
         preemptions=demand.preemptions + (0 if demand.room else 1),
     )
     state.touched.demands.add(demand_id)
+
+
+def made_room(state: State, record: Record, demand_id: str) -> None:
+    """A victim is gone: what becomes of the demand now is because of that."""
+    demand = state.demands.get(demand_id)
+    if demand is not None and demand.room:
+        state.demands[demand_id] = replace(demand, event_id=record.id)
+        state.touched.demands.add(demand_id)
 
 
 def drop_room(state: State, demand_id: str) -> None:

@@ -33,6 +33,7 @@ class Cards:
         self._sampling: asyncio.Task[None] | None = None
         self.facts = DriverFacts(ok=False, text="not asked yet")
         self.inventory: tuple[CardInventory, ...] = ()
+        self.latest: Sequence[CardObservation] | None = None  # the last sample that could be taken
 
     async def refresh(self) -> None:
         """Ask the driver again what there is. Cards that were known stay, as unusable, when it is away."""
@@ -60,6 +61,17 @@ class Cards:
     def environment(self, cards: Sequence[str]) -> Mapping[str, str]:
         return self._gpus.environment(cards)
 
+    async def device_nodes(self) -> Mapping[str, str]:
+        """Cards to the device nodes that a program needs for them, as far as the driver tells."""
+        try:
+            return await self._worker.device_nodes()
+        except GpusError:
+            return {}
+
+    async def limit_processes(self, cards: Mapping[str, bool]) -> Mapping[str, str]:
+        """As `Gpus.limit_processes`. Raises GpusError."""
+        return await self._worker.limit_processes(cards)
+
     def index_of(self, uuid: str) -> int:
         """-1 when the card is not (or no longer) there."""
         return next((c.index for c in self.inventory if c.uuid == uuid), -1)
@@ -84,6 +96,7 @@ class Cards:
                         answer.set_exception(error)
                         answer.exception()  # whoever waits gets it; nobody waiting is no warning
                 else:
+                    self.latest = sample
                     if not answer.cancelled():
                         answer.set_result(sample)
         finally:

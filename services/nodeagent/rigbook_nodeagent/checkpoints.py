@@ -143,16 +143,19 @@ def file_answer(
         if running.engine is Engine.PROCESS and path.startswith("/"):
             root = Path("/")
         try:
-            handle = os.open(root / path.lstrip("/"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            handle = os.open(
+                root / path.lstrip("/"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            )
         except OSError:
             continue
         try:
             if os.fstat(handle).st_mtime_ns < since_ns - FILE_SLACK_NS:
                 return None  # of an earlier time
-            done = os.read(handle, ANSWER_BYTES_MAX).split()[:1] == [DONE]
-            return CheckpointAnswer.SAVED if done else CheckpointAnswer.ACKNOWLEDGED
+            words = os.read(handle, ANSWER_BYTES_MAX).split()
         except OSError:
             continue
+        else:
+            return CheckpointAnswer.SAVED if words[:1] == [DONE] else CheckpointAnswer.ACKNOWLEDGED
         finally:
             os.close(handle)
     return None

@@ -27,6 +27,9 @@ def differences(before: NodeJoined, after: NodeJoined) -> tuple[str, ...]:
             "engines",
             "labels",
             "memory_bytes",
+            "weights",
+            "container_gpus",
+            "reboot_needed",
         )
         if getattr(before, name) != getattr(after, name)
     ]

@@ -17,9 +17,10 @@ from rigbook_nodeagent.circumstances import CardTrouble, MemoryKill
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KernelLog", "record_of"]
+__all__ = ["NO_LOG", "KernelLog", "record_of"]
 
 PATH: Final = "/dev/kmsg"
+NO_LOG: Final = ""  # a machine whose kernel log is not looked at
 RECORD_BYTES_MAX: Final = 8192  # the kernel hands out one record per read, never more than this
 KEPT_MAX: Final = 256
 READS_MAX: Final = 4096  # of one look: a flood of other messages must not hold the agent
@@ -70,6 +71,9 @@ class KernelLog:
 
     def open(self) -> None:
         """Never raises: where the log may not be read, `why` says so."""
+        if self._path == NO_LOG:
+            self.why = "not looked at"
+            return
         try:
             self._handle = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._handle, 0, os.SEEK_END)  # what was before is of no interest

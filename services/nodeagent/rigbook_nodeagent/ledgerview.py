@@ -65,9 +65,9 @@ def _order(row: BindingRow, node: str) -> Order | None:
     if share is None or node in row.released:
         return None
     stop = None
-    if row.phase == "releasing":
-        # The order to stop it may have been read under the book that is lost; it will not be sent again.
-        reason = EvictionReason(row.eviction) if row.eviction else EvictionReason.WITHDRAWN
+    if row.eviction:
+        # The order to stop it may have been read under a book that is lost; then it will not be sent again.
+        reason = EvictionReason(row.eviction)
         stop = Stop(epoch=row.epoch, demand=row.demand, seq=0, event_id="", reason=reason, by="ledger")
     return Order(
         epoch=row.epoch,

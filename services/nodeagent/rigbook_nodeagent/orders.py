@@ -47,6 +47,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scope: StopScope = StopScope.COMPONENTS
     by: str = ""
     traceparent: str = ""
+    insist: bool = False  # kill also what was asked to save and did not answer
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,6 +65,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bound_ns: int = 0  # the server's clock
     stop: Stop | None = None
     started: bool = False  # `started` went out: if nothing is found later, it ended; it is not begun again
+    attempt: int = 1  # which start of it that is, or will be
     orphan: bool = False  # of a log that was lost and recovered without us: no log knows it
 
 
@@ -73,6 +75,8 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     order: Order | None = None
     stop: Stop | None = None
     started: int = 0
+    again: int = 0
+    attempt: int = 0  # of `again`
     closed: int = 0
     seq: int = 0
     floor: int = 0
@@ -175,6 +179,7 @@ class OrderBook:
                 grace_seconds=data.grace_seconds,
                 scope=data.scope,
                 by=data.by,
+                insist=data.insist,
                 traceparent=record.traceparent,
             )
             line = _Line(stop=stop, seq=record.seq)
@@ -261,6 +266,13 @@ class OrderBook:
             self._write(_Line(started=epoch))
             self.flush()
 
+    def mark_attempt(self, epoch: int, attempt: int) -> None:
+        """Its end was told, and it is to be started again: an agent that restarts goes on counting from here."""
+        if epoch in self.open_orders:
+            self._fold(_Line(again=epoch, attempt=attempt))
+            self._write(_Line(again=epoch, attempt=attempt))
+            self.flush()
+
     def close_order(self, epoch: int) -> None:
         """The binding was released: forget it."""
         if epoch not in self.open_orders:
@@ -299,6 +311,12 @@ class OrderBook:
             order = self.open_orders.get(line.started)
             if order is not None:
                 self.open_orders[order.epoch] = msgspec.structs.replace(order, started=True)
+        elif line.again:
+            order = self.open_orders.get(line.again)
+            if order is not None:
+                self.open_orders[order.epoch] = msgspec.structs.replace(
+                    order, started=False, attempt=line.attempt
+                )
         elif line.closed:
             self.open_orders.pop(line.closed, None)
             self._closed[line.closed] = None

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from rigbook_nodeagent.engines.protocol import EngineError
+
 if TYPE_CHECKING:
     from rigbook_schemas.values import Probe
 
@@ -18,10 +20,9 @@ __all__ = ["Target", "probe_once"]
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Where a component is asked. `ports`: its own ports to (host, port) where they can be reached."""
 
-    environment: Mapping[str, str] = {}
     ports: Mapping[int, tuple[str, int]] = {}
     host: str = "127.0.0.1"  # for ports that are not in `ports`
-    # Runs a command inside of it and gives the exit code; None: on the node itself.
+    # Runs a command inside of it and gives the exit code. Raises EngineError.
     execute: Callable[[tuple[str, ...]], Awaitable[int]] | None = None
     unknown: str = ""  # why it cannot be asked now
 
@@ -35,6 +36,8 @@ async def probe_once(probe: Probe, target: Target) -> str:
             return await _connect(probe, *target.ports.get(probe.port, (target.host, probe.port)))
     except TimeoutError:
         return f"no answer within {probe.timeout_seconds:g} s"
+    except EngineError as error:
+        return str(error)[:300]
     except (OSError, ValueError) as error:  # ValueError: a line without end, a command with a zero in it
         return str(error)[:300] or type(error).__name__
 
@@ -57,21 +60,7 @@ async def _connect(probe: Probe, host: str, port: int) -> str:
 
 
 async def _exec(probe: Probe, target: Target) -> str:
-    if target.execute is not None:
-        code = await target.execute(probe.command)
-        return "" if code == 0 else f"exit code {code}"
-    process = await asyncio.create_subprocess_exec(
-        *probe.command,
-        env=dict(target.environment),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        code = await process.wait()
-    except asyncio.CancelledError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        raise
+    if target.execute is None:
+        return "nothing to run a command in"
+    code = await target.execute(probe.command)
     return "" if code == 0 else f"exit code {code}"

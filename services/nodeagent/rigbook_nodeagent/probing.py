@@ -13,7 +13,7 @@ from rigbook_nodeagent.circumstances import ProbeFailure
 from rigbook_nodeagent.probes import probe_once
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from rigbook_bus.clock import Clock
     from rigbook_schemas.values import Component, Probe, Restart
@@ -119,7 +119,9 @@ class Probing:
         """True once it said yes for the first time."""
         probe = component.startup or component.probe
         assert probe is not None
-        every = probe.every_seconds if component.startup is not None else min(probe.every_seconds, EAGER_SECONDS)
+        every = (
+            probe.every_seconds if component.startup is not None else min(probe.every_seconds, EAGER_SECONDS)
+        )
         failures, told = 0, False
         while True:
             why = await self._once(component, probe)

@@ -13,7 +13,7 @@ import msgspec
 from rigbook_schemas.sentences import gib
 from rigbook_schemas.values import Boundary, CardBaseline, Evidence
 
-from rigbook_nodeagent.boundaries import Place
+from rigbook_nodeagent.boundaries import LevelReading
 from rigbook_nodeagent.circumstances import CardTrouble, CardUse, HostMemory, LevelChange, MemoryKill
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rigbook_schemas.values import Allotment, CardObservation
 
-    from rigbook_nodeagent.boundaries import Hierarchy, LevelReading
+    from rigbook_nodeagent.boundaries import Hierarchy, Place
     from rigbook_nodeagent.engines.protocol import Running
 
 __all__ = ["Readings", "thinned"]

@@ -13,7 +13,7 @@ from rigbook_schemas.sentences import gib
 from rigbook_schemas.values import CardBaseline, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from rigbook_schemas.values import Allotment, CardObservation
 
@@ -53,13 +53,17 @@ def still_held(
     epoch: int,
     allotments: Iterable[Allotment],
     baseline: Mapping[str, CardBaseline],
+    unusable: Collection[str] = (),
 ) -> list[str]:
-    """Why it is not free yet, one line each; [] when it is. `sample` is attributed."""
+    """Why it is not free yet, one line each; [] when it is. `sample` is attributed; `unusable` cards are out of service."""
     modes = {a.card: a.mode for a in allotments}
     held: list[str] = []
     for card in sample:
         mine = [p.pid for p in card.processes or () if p.epoch == epoch]
         held += [f"pid {pid} on {card.uuid}" for pid in mine]
+        if card.unknown and card.processes is None and card.uuid in modes and card.uuid not in unusable:
+            # Unknown is not free. A card that is lost takes no binding anyway: there the engine's word has to do.
+            held.append(f"{card.uuid} cannot be read: {card.unknown}")
         before = baseline.get(card.uuid)
         if mine or card.uuid not in modes or before is None or before.unexplained_bytes is None:
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -13,19 +12,25 @@ from rigbook_bus.telemetry import Telemetry
 from rigbook_schemas import subjects
 from rigbook_schemas.events import Heartbeat, LogRecovered, NodeJoined, Payload
 from rigbook_schemas.queries import AgentOrder, AgentReport
-from rigbook_schemas.values import CardObservation, Engine, StopScope
+from rigbook_schemas.values import CardObservation, Engine
 from rigbook_schemas.wire import Draft, Malformed, decode, encode, rfc3339
 
 from rigbook_nodeagent.cards import Cards
+from rigbook_nodeagent.cluster import cluster_of
 from rigbook_nodeagent.engines.protocol import EngineError, Engines, Running
 from rigbook_nodeagent.engines.unopened import Unopened
 from rigbook_nodeagent.equipment import Equipment, Options, equip, open_engines, open_gpus
 from rigbook_nodeagent.gpus.protocol import GpusError
+from rigbook_nodeagent.injected import injected_of
 from rigbook_nodeagent.inventory import changed
 from rigbook_nodeagent.ledgerview import bindings_of
 from rigbook_nodeagent.orders import Order, OrderBook, Stop
 from rigbook_nodeagent.presence import AlreadyServed, Presence
+from rigbook_nodeagent.startgate import StartGate
+from rigbook_nodeagent.strays import stop_without_right
 from rigbook_nodeagent.trust import Trust
+from rigbook_nodeagent.upkeep import Upkeep
+from rigbook_nodeagent.watch import Watch
 from rigbook_nodeagent.workload import WorkloadRun, observation
 
 if TYPE_CHECKING:
@@ -87,6 +92,10 @@ class Agent:
         self.cards = Cards(equipment.gpus, equipment.worker)
         self.engines: Mapping[Engine, Engines] = dict(equipment.engines)
         self.book = OrderBook(options.node, options.data / "orders.jsonl")
+        self.gate = StartGate(clock.monotonic)
+        self._docker = equipment.docker
+        self.upkeep = Upkeep(bus, options, self.cards, self.book, clock, equipment.docker)
+        self.watch = Watch(equipment.hierarchy, equipment.kernel_log, equipment.host, clock)
         self.may_start = asyncio.Event()
         self._read_orders = asyncio.Event()
         self.trust = Trust(bus, options.data / "log.json", clock, self._recovered)
@@ -100,9 +109,19 @@ class Agent:
         try:
             closed = await self._open_engines()
             await self.cards.refresh()
+            await self.upkeep.refresh()
             stop_serving = await self._bus.serve(subjects.agent_query(self.node, "*"), self._answer)
             # Also while the log is not trusted: what runs here is what a recovery begins with.
-            for body in (self.trust.keep(), self._beat(), *(self._open_later(e) for e in closed)):
+            self.watch.open()
+            self.watch.saw_inventory(self.cards.inventory)
+            self._log.info("memory boundaries", facts=self.watch.facts)
+            for body in (
+                self.trust.keep(),
+                self._beat(),
+                self.watch.run(),
+                self.upkeep.run(),
+                *(self._open_later(e) for e in closed),
+            ):
                 self._spawn(body)
             joined_seq = await self._either(self._join())
             self.may_start.set()  # never before the first full inventory of this run
@@ -129,6 +148,7 @@ class Agent:
             for engine in self.engines.values():
                 await engine.close()
             await self.cards.close()
+            self.watch.close()
             self.book.close()
             self._presence.release()
 
@@ -179,7 +199,7 @@ class Agent:
 
     def _inventory(self) -> NodeJoined:
         facts = self.cards.facts
-        return NodeJoined(
+        joined = NodeJoined(
             node=self.node,
             incarnation=self._incarnation,
             boot_id=self._host.boot_id(),
@@ -196,6 +216,7 @@ class Agent:
             agent_version=VERSION,
             address=self._host.hostname(),
         )
+        return self.upkeep.completed(joined)
 
     async def _join(self) -> int:
         """The sequence of our `node.joined`."""
@@ -390,24 +411,16 @@ class Agent:
 
     async def _stop_unknown(self, stop: Stop) -> None:
         """A stop order for an epoch that is not in the book: something of ours runs without a right."""
-        while True:
-            try:
-                for engine in self.engines.values():
-                    for running in await engine.inventory():
-                        if running.epoch == stop.epoch and stop.demand in (running.demand, "unknown"):
-                            self._log.warning(
-                                "stopping what has no right to run", demand=running.demand, epoch=stop.epoch
-                            )
-                            await engine.stop(
-                                running, grace_seconds=stop.grace_seconds, scope=StopScope.EVERYTHING
-                            )
-                            with contextlib.suppress(EngineError):
-                                await engine.remove(running)
-            except EngineError as error:
-                self._log.warning("stop failed; will try again", epoch=stop.epoch, why=str(error))
-                await self.clock.sleep(2.0)
-            else:
-                return
+        await stop_without_right(
+            stop,
+            engines=lambda: tuple(self.engines.values()),
+            sample=self._attributed,
+            clock=self.clock,
+            log=self._log,
+        )
+
+    async def _attributed(self) -> Sequence[CardObservation]:
+        return self.attribute(await self.cards.sample(), ())
 
     # -- what is seen -----------------------------------------------------------------------
 
@@ -428,6 +441,8 @@ class Agent:
     async def _heartbeat(self) -> None:
         running, unknown = await self._engine_inventory()
         cards = await self._card_sample(running)
+        self.watch.saw(running, cards)
+        self.upkeep.saw(cards)
         self._beats += 1
         data = Heartbeat(
             node=self.node,
@@ -441,7 +456,9 @@ class Agent:
             else tuple(self._observation(r) for r in running if r.running or r.pids),
             unknown=unknown,
             pressure=self._host.pressure(),
+            unreleased=tuple(run.unreleased for run in self._runs.values() if run.unreleased is not None),
             engine_position=self.book.known_to,
+            starting=tuple(one for run in self._runs.values() for one in run.waits_for(self._docker.pulls)),
         )
         draft = self._draft(data, f"{self._incarnation}-{self._beats}")
         try:
@@ -457,6 +474,12 @@ class Agent:
     def _observation(self, running: Running) -> Any:
         run = self._runs.get(running.epoch)
         seen = observation(running)
+        if run is not None and run.probing is not None:
+            seconds = run.probing.latencies.get(running.component)
+            seen = msgspec.structs.replace(seen, probe_seconds=seconds)
+        if running.engine is Engine.DOCKER and running.running and running.cards and running.pids:
+            injected = injected_of(running.pids[0], running.cards, self.upkeep.device_nodes)
+            seen = msgspec.structs.replace(seen, injected=injected)
         return (
             msgspec.structs.replace(seen, ready=run.ready)
             if run is not None and run.ready is not None
@@ -479,7 +502,7 @@ class Agent:
 
     async def _card_sample(self, running: Sequence[Running]) -> tuple[CardObservation, ...]:
         try:
-            cards = self.attribute(await self.cards.sample(), running)
+            cards = self.upkeep.mark(self.attribute(await self.cards.sample(), running), running)
         except GpusError as error:
             return tuple(CardObservation(uuid=c.uuid, unknown=str(error)[:300]) for c in self.cards.inventory)
         totals: dict[int, int] = {}
@@ -496,6 +519,8 @@ class Agent:
         while True:
             await self.clock.sleep(INVENTORY_SECONDS)
             await self.cards.refresh()
+            await self.upkeep.refresh()
+            self.watch.saw_inventory(self.cards.inventory)
             assert self._joined is not None
             now = self._inventory()
             event = changed(self._joined, now)
@@ -640,6 +665,8 @@ async def serve(
     """Run an agent until cancelled. Raises AlreadyServed, ValueError (options)."""
     subjects.token(options.node)
     options.data.mkdir(parents=True, exist_ok=True)
+    cluster = await cluster_of(bus, options.data, clock, given=options.cluster)
+    options = msgspec.structs.replace(options, cluster=cluster)
     agent = Agent(
         bus,
         options,

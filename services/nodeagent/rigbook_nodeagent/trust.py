@@ -159,6 +159,12 @@ class Trust:
         except BusError:
             await self._clock.sleep(AWAY_SECONDS)
             return False
+        doubts = await ledger_doubts(self._bus)
+        if doubts:
+            # It knows more of the log than we do: what we told a log that lost its end would be lost with it.
+            self._say(doubts)
+            await self._clock.sleep(LOOK_AGAIN_SECONDS)
+            return False
         if self.known is None:
             self.known = Known(created_ns=created_ns)
             self.save()

@@ -311,8 +311,7 @@ def _evidence(c: Circumstances, told: Verdict) -> tuple[Evidence, ...]:
                     source=f"{component.engine} {component.ref[:20]}", at=component.ended,
                 )
             )  # fmt: skip
-    for kill in c.kills:
-        found.append(Evidence(what="kernel", value=kill.text, source=f"/dev/kmsg {kill.at:.3f}"))
+    found += [Evidence(what="kernel", value=k.text, source=f"/dev/kmsg {k.at:.3f}") for k in c.kills]
     for level in c.levels:
         if level.limit_bytes is None and not level.kills and not level.own:
             continue
@@ -339,14 +338,14 @@ def _evidence(c: Circumstances, told: Verdict) -> tuple[Evidence, ...]:
                 f"{gib(c.host.least_available_bytes)} shortly before{stalled}",
             )
         )  # fmt: skip
-    for use in c.cards:
-        if use.own_bytes is not None or use.others_bytes is not None:
-            found.append(
-                Evidence(
-                    what="memory of card", source=use.card,
-                    value=f"own {gib(use.own_bytes)} of {gib(use.allotted_bytes)} allotted, others {gib(use.others_bytes)}",
-                )
-            )  # fmt: skip
+    found += [
+        Evidence(
+            what="memory of card", source=use.card,
+            value=f"own {gib(use.own_bytes)} of {gib(use.allotted_bytes)} allotted, others {gib(use.others_bytes)}",
+        )
+        for use in c.cards
+        if use.own_bytes is not None or use.others_bytes is not None
+    ]  # fmt: skip
     for trouble in c.troubles[:8]:
         item = Evidence(what=trouble.code, value=trouble.text[:300], source=trouble.card)
         if item not in found:

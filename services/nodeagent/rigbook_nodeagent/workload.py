@@ -17,21 +17,32 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 from rigbook_schemas import subjects
-from rigbook_schemas.events import Exited, Ready, Released, Started, Unready
+from rigbook_schemas.events import EvictionAnswered, Exited, Ready, Released, Started, Unready
 from rigbook_schemas.values import (
     ComponentEnd,
     ComponentObservation,
     Engine,
+    Starting,
     StopScope,
+    Unreleased,
     Usage,
 )
 from rigbook_schemas.values import (
     Workload as WorkloadKind,
 )
+from rigbook_schemas.wire import rfc3339
 
-from rigbook_nodeagent.engines.protocol import EngineError, Launch, Running, StartRefused
+from rigbook_nodeagent.checkpoints import COOPERATIVE, checkpoint_of, save
+from rigbook_nodeagent.ending import circumstances_of
+from rigbook_nodeagent.engines.container_config import image_reference
+from rigbook_nodeagent.engines.protocol import EngineError, Running, StartRefused
 from rigbook_nodeagent.gpus.protocol import GpusError
-from rigbook_nodeagent.probes import probe_once
+from rigbook_nodeagent.launching import injection_problem, launch_of
+from rigbook_nodeagent.probes import Target
+from rigbook_nodeagent.probing import Probing
+from rigbook_nodeagent.release import baseline_of, still_held
+from rigbook_nodeagent.restart import seconds_until_again
+from rigbook_nodeagent.startgate import StartGate, start_seconds_max
 from rigbook_nodeagent.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
@@ -42,8 +53,14 @@ if TYPE_CHECKING:
     from rigbook_schemas.values import CardObservation, Component
 
     from rigbook_nodeagent.cards import Cards
+    from rigbook_nodeagent.checkpoints import Saving
+    from rigbook_nodeagent.circumstances import ProbeFailure
+    from rigbook_nodeagent.engines.docker_client import PullProgress
     from rigbook_nodeagent.engines.protocol import Engines
-    from rigbook_nodeagent.orders import Order, OrderBook
+    from rigbook_nodeagent.orders import Order, OrderBook, Stop
+    from rigbook_nodeagent.readings import Readings
+    from rigbook_nodeagent.upkeep import Upkeep
+    from rigbook_nodeagent.watch import Watch
 
 __all__ = ["Surroundings", "WorkloadRun", "observation"]
 
@@ -63,6 +80,9 @@ class Surroundings(Protocol):
     cards: Cards
     engines: Mapping[Engine, Engines]
     book: OrderBook
+    watch: Watch
+    gate: StartGate
+    upkeep: Upkeep
     may_start: asyncio.Event  # set after the first full inventory of this agent's run
 
     async def publish(
@@ -92,6 +112,8 @@ def observation(running: Running) -> ComponentObservation:
         pids=running.pids[:64],
         since=running.since,
         gpus=running.cards,
+        ports=running.ports,
+        warning=running.warning,
     )
 
 
@@ -103,12 +125,24 @@ class WorkloadRun:
         self._epoch = order.epoch
         self._order = order
         self._changed = asyncio.Event()
-        self._attempt = 1
+        self._attempt = order.attempt
         self._stopped_scope: StopScope | None = None
         self._log = structlog.get_logger().bind(
             demand=order.demand, epoch=order.epoch, node=surroundings.node
         )
         self.ready: bool | None = None
+        self.unreleased: Unreleased | None = None  # it ended, and is not seen free: why
+        self.starting: Starting | None = None  # what it waits for before it runs
+        self._begun: Component | None = None  # its engine was asked to start this one
+        self.probing: Probing | None = None
+        self._readings: Readings
+        self._seen: dict[str, Running] = {}  # components as last seen running
+        self._adopted = False
+        self._probe_failure: ProbeFailure | None = None
+        self._replaced = False  # somebody put another container in the place of ours
+        self._over_before_stop = False
+        self._saved = False
+        self._asked_to_save = 0  # sequence of the order for which it was asked
 
     def nudge(self) -> None:
         """Something about this epoch may have changed: an end, a new order."""
@@ -134,15 +168,26 @@ class WorkloadRun:
                     probing.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await probing
-            ended = await self._until_gone()
-            said = verdict(ended, stop=self._now.stop, refused=refused)
-            again = self._again(said, refused)
-            exited = asyncio.create_task(self._exited(said, ended, final=not again))
-            if again:
+            self._s.gate.leave(self._epoch)
+            ended = await self._until_gone() if not self._replaced else (await self._look() or [])
+            self._s.watch.end(self._epoch, ended)
+            self._s.watch.started(self._epoch)
+            said = verdict(
+                await circumstances_of(
+                    self._now, ended, engines=self._s.engines, watch=self._s.watch, readings=self._readings,
+                    refused=refused, probe=self._probe_failure, over_before_stop=self._over_before_stop,
+                    seen=self._seen, adopted=self._adopted,
+                )
+            )  # fmt: skip
+            again = self._again(said)
+            exited = asyncio.create_task(self._exited(said, ended, final=again is None))
+            if again is not None:
                 await exited
-                await self._forget(ended)
-                await self._back_off()
+                if not self._replaced:
+                    await self._forget(ended)
+                    await self._back_off(again)
                 self._attempt += 1
+                self._s.book.mark_attempt(self._epoch, self._attempt)
                 continue
             try:
                 await self._until_cards_free()
@@ -150,6 +195,7 @@ class WorkloadRun:
                 await exited
             await self._released(said)
             await self._forget(ended)
+            self._s.watch.forget(self._epoch)
             self._s.book.close_order(self._epoch)
             self._s.book.flush()
             return
@@ -160,21 +206,38 @@ class WorkloadRun:
         """Start what is not there yet; None, or why the engine refuses (code, text)."""
         await self._s.may_start.wait()
         order = self._now
-        if order.started and self._attempt == 1:
+        self._adopted = order.started
+        await self._enter_gate()
+        order = self._now
+        self._seen, self._probe_failure, self._replaced, self._over_before_stop = {}, None, False, False
+        self._readings = self._s.watch.begin(
+            self._epoch, order.demand, order.share.allotments, starting=not self._adopted
+        )
+        if self._adopted:
             self._log.info("adopted")
             return None
+        self._readings.baseline = baseline_of(self._s.cards.latest or (), order.share.allotments)
         if order.stop is not None:
             return None  # stopped before it began
         running: list[Running] = []
         for component in order.share.components:
             if self._now.stop is not None:
                 return None
+            self._begun = component
             started = await self._start(component)
+            self._begun = None
             if isinstance(started, tuple):
                 self._log.warning("start refused", component=component.name, code=started[0], why=started[1])
                 await self._stop_all(running, StopScope.COMPONENTS, component.stop_grace_seconds)
                 return started
+            problem = injection_problem(started, self._s.upkeep)
+            if problem is not None:
+                self._log.error("the container has not its cards", component=component.name, why=problem[1])
+                await self._stop_all([*running, started], StopScope.COMPONENTS, 0.0)
+                return problem
             running.append(started)
+            self._see([started])
+        self._readings.read(self._s.clock.monotonic(), thorough=False)
         self._s.book.mark_started(self._epoch)
         data = Started(
             demand=order.demand,
@@ -182,12 +245,52 @@ class WorkloadRun:
             node=self._s.node,
             components=tuple(observation(r) for r in running),
             attempt=self._attempt,
+            baseline=self._readings.baseline,
         )
         await self._publish(
             subjects.run(self._s.node), data, f"started-{self._epoch}-{self._s.node}-{self._attempt}"
         )
         self._log.info("started", attempt=self._attempt, components=len(running))
         return None
+
+    def waits_for(self, pulls: Mapping[str, PullProgress]) -> list[Starting]:
+        """What its components wait for before they run, for people to see."""
+        if self.starting is not None:
+            return [self.starting]
+        if self._begun is None:
+            return []
+        pull = pulls.get(image_reference(self._begun.image)) if self._begun.image else None
+        return [
+            Starting(
+                epoch=self._epoch, demand=self._order.demand, component=self._begun.name, step="image_pull",
+                text=f"{pull.image}: {pull.text}"[:300], done_bytes=pull.done_bytes, total_bytes=pull.total_bytes or None,
+            )
+        ] if pull is not None else []  # fmt: skip
+
+    async def _enter_gate(self) -> None:
+        """Until no other start on the same cards would be disturbed, or a stop order is there."""
+        components, cards = self._now.share.components, tuple(a.card for a in self._now.share.allotments)
+        seconds_max = start_seconds_max(components)
+        since = rfc3339(self._s.clock.now_ns())
+        while seconds_max and self._now.stop is None:
+            before = self._s.gate.enter(
+                self._epoch, cards, seconds_max=seconds_max, name=self._order.demand, nudge=self.nudge
+            )
+            if not before:
+                break
+            if self._adopted:  # it runs already, and waits for nobody
+                self._s.gate.leave(self._epoch)
+                break
+            if self.starting is None:
+                self._log.info("waits at the start gate", before=before)
+            self.starting = Starting(
+                epoch=self._epoch, demand=self._order.demand, component=components[0].name, step="start_gate",
+                text=f"{before} starts on the same card, and measures its memory", since=since,
+            )  # fmt: skip
+            await self._wait(LOOK_SECONDS)
+        self.starting = None
+        if self._now.stop is not None:
+            self._s.gate.leave(self._epoch)
 
     async def _start(self, component: Component) -> Running | tuple[str, str]:
         order = self._now
@@ -197,25 +300,12 @@ class WorkloadRun:
                 "start_failed",
                 f"node {self._s.node} has no {kind} engine, component {component.name} needs it",
             )
-        uuids = tuple(a.card for a in order.share.allotments) if component.gpu else ()
-        unfit = [u for u in uuids if self._s.cards.index_of(u) < 0]
-        if unfit:
-            return ("start_failed", f"card {unfit[0]} is not on this node now")
-        launch = Launch(
-            cluster=self._s.cluster,
-            node=self._s.node,
-            demand=order.demand,
-            epoch=self._epoch,
-            project=order.project,
-            owner=order.owner.name if order.owner else "",
-            component=component,
-            cards=uuids,
-            indices=tuple(self._s.cards.index_of(u) for u in uuids),
-            memory_bytes=min((a.memory_bytes for a in order.share.allotments), default=0),
-            card_memory_bytes=min((self._s.cards.memory_of(u) for u in uuids), default=0),
-            environment=self._s.cards.environment(uuids),
-            traceparent=order.traceparent,
-        )
+        try:
+            launch = launch_of(
+                order, component, cluster=self._s.cluster, cards=self._s.cards, upkeep=self._s.upkeep
+            )
+        except StartRefused as refused:
+            return (refused.code, refused.text)
         while True:
             try:
                 # asked for each time: one that could not be opened may have been meanwhile
@@ -230,47 +320,66 @@ class WorkloadRun:
                 if self._now.stop is not None:
                     return ("start_failed", f"the engine did not answer before the stop order came: {error}")
 
+    def _see(self, found: Sequence[Running]) -> None:
+        self._seen.update({r.component: r for r in found if r.running})
+        self._readings.know(found)
+
+    # -- probes -----------------------------------------------------------------------------
+
     async def _probe(self) -> None:
-        """`ready` once all probes said yes, `unready` when one says no after that."""
         order = self._now
-        probed = [c for c in order.share.components if c.probe is not None]
-        began = self._s.clock.monotonic()
-        failures = 0
-        while probed:
-            why = ""
-            for component in probed:
-                assert component.probe is not None
-                why = await probe_once(
-                    component.probe, environment={**self._s.cards.environment(()), **component.env}
-                )
-                if why:
-                    why = f"{component.name}: {why}"
-                    break
-            failures = failures + 1 if why else 0
-            if not why and not self.ready:
-                self.ready = True
-                data = Ready(
-                    demand=order.demand,
-                    epoch=self._epoch,
-                    node=self._s.node,
-                    seconds=self._s.clock.monotonic() - began,
-                )
-                await self._publish(
-                    subjects.run(self._s.node),
-                    data,
-                    f"ready-{self._epoch}-{self._s.node}-{self._s.clock.now_ns()}",
-                )
-            elif self.ready and failures >= max(c.probe.failures_max for c in probed if c.probe):
-                self.ready = False
-                unready = Unready(demand=order.demand, epoch=self._epoch, node=self._s.node, text=why)
-                await self._publish(
-                    subjects.run(self._s.node),
-                    unready,
-                    f"unready-{self._epoch}-{self._s.node}-{self._s.clock.now_ns()}",
-                )
-            every = min(c.probe.every_seconds for c in probed if c.probe)
-            # Until it is ready somebody waits for it: look more often, then settle.
-            await self._s.clock.sleep(max(0.05, every if self.ready else min(every, 1.0)))
+        self.probing = Probing(
+            self, order.share.components, restart=order.restart, attempt=self._attempt, clock=self._s.clock
+        )
+        await self.probing.run()
+
+    async def target(self, component: Component) -> Target:
+        engine = self._s.engines[Engine.DOCKER if component.image else Engine.PROCESS]
+        running = self._seen.get(component.name)
+        if running is None:
+            try:
+                running = await engine.inspect(self._epoch, component.name)
+            except EngineError as error:
+                return Target(unknown=str(error))
+            if running is None or not running.running:
+                return Target(unknown="it does not run")
+            self._see([running])
+        there = running
+        published = {p.port: ("127.0.0.1", p.host_port) for p in running.ports if p.host_port}
+        return Target(
+            ports=published,
+            host=running.address or "127.0.0.1",
+            execute=lambda command: engine.execute(there, command),
+        )
+
+    async def became_ready(self, seconds: float) -> None:
+        order = self._order
+        self.ready = True
+        self._s.gate.leave(self._epoch)
+        self._s.watch.started(self._epoch)
+        data = Ready(demand=order.demand, epoch=self._epoch, node=self._s.node, seconds=seconds)
+        await self._publish(
+            subjects.run(self._s.node), data, f"ready-{self._epoch}-{self._s.node}-{self._s.clock.now_ns()}"
+        )
+
+    async def became_unready(self, component: str, why: str) -> None:
+        order = self._order
+        self.ready = False
+        data = Unready(
+            demand=order.demand, epoch=self._epoch, node=self._s.node, component=component,
+            text=f"{component}: {why}"[:2000],
+        )  # fmt: skip
+        await self._publish(
+            subjects.run(self._s.node), data, f"unready-{self._epoch}-{self._s.node}-{self._s.clock.now_ns()}"
+        )
+
+    def noted(self, what: str, value: str) -> None:
+        self._readings.note(what, value, source="probe", at=rfc3339(self._s.clock.now_ns()))
+
+    def failed(self, failure: ProbeFailure) -> None:
+        self._log.warning("a probe failed; stopping", component=failure.component, why=failure.why)
+        self._probe_failure = failure
+        self.nudge()
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -278,10 +387,19 @@ class WorkloadRun:
         """Returns when the workload has ended by itself or a stop order is there."""
         if refused is not None:
             return
-        while self._now.stop is None:
+        while self._now.stop is None and self._probe_failure is None:
             found = await self._look()
-            if found is not None and self._over(found):
-                return
+            if found is not None:
+                self._see(found)
+                self._readings.read(
+                    self._s.clock.monotonic(), rfc3339(self._s.clock.now_ns()), thorough=False
+                )
+                self._replaced = any(r.replaced and r.running for r in found)
+                if self._replaced:
+                    return
+                if self._over(found):
+                    self._over_before_stop = True
+                    return
             await self._wait(LOOK_SECONDS)
 
     def _over(self, found: Sequence[Running]) -> bool:
@@ -313,6 +431,9 @@ class WorkloadRun:
             if not alive:
                 return last
             stop = self._now.stop
+            if stop is not None and stop.reason in COOPERATIVE and not await self._may_stop(stop, alive):
+                await self._wait(LOOK_SECONDS)
+                continue
             scope = stop.scope if stop is not None else StopScope.COMPONENTS
             if scope is not self._stopped_scope or any(r.running for r in alive):
                 self._log.info("stopping", scope=scope, reason=stop.reason if stop else "a part of it ended")
@@ -326,6 +447,58 @@ class WorkloadRun:
                     pids=[p for r in alive for p in r.pids][:16],
                 )
             await self._wait(VERIFY_SECONDS)
+
+    # -- asking before taking ---------------------------------------------------------------
+
+    async def _may_stop(self, stop: Stop, alive: Sequence[Running]) -> bool:
+        """Once all that were asked have saved; else never by this order, unless it insists."""
+        if self._asked_to_save == stop.seq:
+            return self._saved
+        self._saved = False
+        declared = {c.name: c for c in self._now.share.components}
+        asked = [
+            r for r in alive if r.running and (c := declared.get(r.component)) and (c.gpu or c.checkpoint)
+        ]
+        results = await asyncio.gather(*(self._ask(stop, r, declared[r.component]) for r in asked))
+        latest = self._now.stop
+        if latest is None or latest.seq != stop.seq:
+            return False  # another order has come: looked at anew
+        self._asked_to_save = stop.seq
+        self._saved = stop.insist or all(s is not None and s.saved for s in results)
+        if not self._saved:
+            self._log.warning("asked to save, without an answer; it is not killed", reason=stop.reason)
+        return self._saved
+
+    async def _ask(self, stop: Stop, running: Running, component: Component) -> Saving | None:
+        engine = self._s.engines[running.engine]
+
+        def given_up() -> bool:
+            latest = self._now.stop
+            return latest is None or latest.seq != stop.seq
+
+        async def told(saving: Saving) -> None:
+            data = EvictionAnswered(
+                demand=self._order.demand, epoch=self._epoch, node=self._s.node, component=saving.component,
+                answer=saving.answer, seconds=saving.seconds, text=saving.text,
+            )  # fmt: skip
+            self.noted("asked to save", f"{saving.component}: {saving.answer} ({saving.text})")
+            await self._publish(
+                subjects.run(self._s.node), data,
+                f"answered-{self._epoch}-{self._s.node}-{stop.seq}-{saving.component}-{saving.answer}",
+                cause=stop.event_id,
+            )  # fmt: skip
+
+        while not given_up():
+            try:
+                return await save(
+                    engine, running, checkpoint_of(component, grace_seconds=stop.grace_seconds),
+                    clock=self._s.clock, look=lambda: engine.inspect(self._epoch, running.component),
+                    target=lambda: self.target(component), given_up=given_up, told=told,
+                )  # fmt: skip
+            except EngineError as error:
+                self._log.warning("cannot ask to save; will try again", why=str(error))
+                await self._s.clock.sleep(ENGINE_RETRY_SECONDS)
+        return None
 
     async def _stop_all(self, running: Sequence[Running], scope: StopScope, grace_seconds: float) -> None:
         """Access points first (nobody is let in any more), then the rest, each kind side by side."""
@@ -358,25 +531,31 @@ class WorkloadRun:
         return found
 
     async def _until_cards_free(self) -> None:
-        """Returns once a sample taken from now on shows no process of this epoch on any card."""
+        """Returns once a sample taken from now on shows no process of this epoch on any card, and their memory back."""
         told = False
+        since = rfc3339(self._s.clock.now_ns())
         while True:
             try:
                 sample = self._s.attribute(await self._s.cards.sample(), ())
             except GpusError as error:
                 why = f"cards cannot be read: {error}"
             else:
-                # A driver that lists no processes at all (some integrated devices) cannot keep a card for
-                # ever: there the engine's word that every process is gone has to do.
-                held = [
-                    f"pid {p.pid} on {c.uuid}"
-                    for c in sample
-                    for p in c.processes or ()
-                    if p.epoch == self._epoch
-                ]
-                why = ", ".join(held)
+                why = ", ".join(
+                    still_held(
+                        sample,
+                        epoch=self._epoch,
+                        allotments=self._order.share.allotments,
+                        baseline={b.card: b for b in self._readings.baseline},
+                        unusable={c.uuid for c in self._s.cards.inventory if not c.usable},
+                    )
+                )
             if not why:
+                self.unreleased = None
                 return
+            self.unreleased = Unreleased(
+                epoch=self._epoch, demand=self._order.demand, why=why[:500], since=since,
+                cards=tuple(a.card for a in self._order.share.allotments),
+            )  # fmt: skip
             if not told:
                 told = True
                 self._log.warning("ended, and its cards are not seen free yet", why=why)
@@ -384,16 +563,17 @@ class WorkloadRun:
 
     # -- telling ----------------------------------------------------------------------------
 
-    def _again(self, said: Verdict, refused: tuple[str, str] | None) -> bool:
+    def _again(self, said: Verdict) -> float | None:
+        """Seconds until it is started again; None = it is not."""
         order = self._now
-        if order.stop is not None or refused is not None or self._attempt > order.restart.attempts_max:
-            return False
-        good = said.verdict == "completed"
-        return order.restart.policy == "always" or (order.restart.policy == "on-failure" and not good)
+        if order.stop is not None:
+            return None
+        if self._replaced:
+            return 0.0  # what stands in its place is taken as it is
+        return seconds_until_again(order.restart, said.verdict, attempt=self._attempt)
 
-    async def _back_off(self) -> None:
-        """Doubling, at most a minute; a stop order ends it."""
-        seconds = min(60.0, self._now.restart.backoff_seconds * 2 ** (self._attempt - 1))
+    async def _back_off(self, seconds: float) -> None:
+        """A stop order ends it."""
         until = self._s.clock.monotonic() + seconds
         while self._now.stop is None and (left := until - self._s.clock.monotonic()) > 0:
             await self._wait(left)
@@ -414,6 +594,7 @@ class WorkloadRun:
             evidence=said.evidence,
             final=final,
             attempt=self._attempt,
+            boundaries=self._readings.boundaries(),
         )
         cause = order.stop.event_id if order.stop else order.event_id
         await self._publish(
@@ -438,7 +619,9 @@ class WorkloadRun:
                 memory_peak_bytes=self._s.peak_of(self._epoch),
             ),
         )
-        await self._publish(subjects.release(self._s.node), data, f"released-{self._epoch}-{self._s.node}")
+        cause = order.stop.event_id if order.stop else ""
+        message_id = f"released-{self._epoch}-{self._s.node}"
+        await self._publish(subjects.release(self._s.node), data, message_id, cause=cause)
         self._log.info("released")
 
     async def _forget(self, ended: Sequence[Running]) -> None:

@@ -8,6 +8,8 @@ subtracts. Every card that says no can say why (`reasons.why_not`), with the sam
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,7 +17,7 @@ from rigbook_ledger.state import Card, Node
 from rigbook_schemas.values import MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, Engine, Mode, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from rigbook_ledger.state import State
     from rigbook_schemas.events import DemandRaised
@@ -33,8 +35,10 @@ __all__ = [
     "feasible",
     "free_bytes",
     "kept_from",
+    "model_fits",
     "need_bytes",
     "node_fits",
+    "plain_model",
 ]
 
 
@@ -98,7 +102,7 @@ def need_bytes(request: Request) -> int:
 
 def sensible(request: Request) -> bool:
     """The number can be bytes of a card."""
-    return MEMORY_BYTES_MIN <= request.memory_bytes and need_bytes(request) <= MEMORY_BYTES_MAX
+    return request.memory_bytes >= MEMORY_BYTES_MIN and need_bytes(request) <= MEMORY_BYTES_MAX
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -126,7 +130,7 @@ def feasible(
     else:
         names = state.nodes if among is None else among
     need = need_bytes(request)
-    model = request.model.lower()
+    model = plain_model(request.model)
     for name in names:
         node = state.nodes.get(name)
         if node is None or not node_fits(node, ask):
@@ -148,9 +152,23 @@ def node_fits(node: Node, ask: Ask) -> bool:
     if request.node and request.node != node.name:
         return False
     for engine in ask.engines:
-        if engine not in node.engines:
+        if engine not in node.engines or (node.container_gpus and engine == Engine.DOCKER):
             return False
     return all(node.labels.get(key) == value for key, value in request.require.items())
+
+
+def model_fits(asked: str, model: str) -> bool:
+    """`RTX4090` means "NVIDIA GeForce RTX 4090": spaces, hyphens and case do not count. Empty asks for any."""
+    return not asked or plain_model(asked) in plain_model(model)
+
+
+@cache
+def plain_model(name: str) -> str:
+    """The name without what people write differently."""
+    return name.lower().translate(_SPACERS)
+
+
+_SPACERS: Final = str.maketrans("", "", " -_")
 
 
 def free_bytes(card: Card, seen: Seen) -> int:
@@ -169,12 +187,18 @@ def kept_from(card: Card, asker: Asker) -> str:
 
 
 def _card_fits(
-    state: State, card: Card, request: Request, need: int, model: str, all_seen: Mapping[str, Seen], asker: Asker
+    state: State,
+    card: Card,
+    request: Request,
+    need: int,
+    model: str,
+    all_seen: Mapping[str, Seen],
+    asker: Asker,
 ) -> bool:
     """The same tests as `reasons.card_says_no`, without making a reason: this is the hot path."""
     if not card.present or not card.usable or card.quarantined is not None or card.switching:
         return False
-    if model and model not in card.model.lower():
+    if model and model not in plain_model(card.model):
         return False
     seen = all_seen.get(card.uuid)
     free = card.memory_bytes - card.reserved_bytes

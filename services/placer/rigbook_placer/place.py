@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-import msgspec
 from rigbook_schemas.events import Bound, Deferred, Refused
-from rigbook_schemas.values import Allotment, Horizon, Mode, NodeShare, Reason, ReasonCode
+from rigbook_schemas.values import Allotment, CardSeen, Mode, NodeShare, Reason, ReasonCode
 
-from rigbook_placer.feasible import NOTHING_SEEN, Seen, ask_of, asker_of, feasible, need_bytes
+from rigbook_placer.feasible import NOTHING_SEEN, Kept, Seen, ask_of, asker_of, feasible, need_bytes
 from rigbook_placer.rank import POLICIES, rank, taste_of
 from rigbook_placer.reasons import card_says_no, hopeless, invalid, node_says_no, signature, why_not
 from rigbook_placer.rules import over_cap, over_quota, rule_says_no
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
     from rigbook_ledger.state import Demand, State
     from rigbook_schemas.events import DemandRaised
 
-    from rigbook_placer.feasible import Ask, Asker, Kept
+    from rigbook_placer.feasible import Ask, Asker
     from rigbook_placer.rank import Ranked, Taste
     from rigbook_placer.rules import Totals
 
 __all__ = [
-    "FETCH_BYTES_PER_SECOND", "POLICY_VERSION", "Shortlist", "explain", "hopeless", "place", "policy_of", "signature",
-    "verdict",
+    "FETCH_BYTES_PER_SECOND", "POLICY_VERSION", "SEEN_MAX", "Shortlist", "explain", "hopeless", "place", "policy_of",
+    "seen_by_decision", "signature", "verdict",
 ]  # fmt: skip
 
 # Goes into every `bound`, so that a replay knows which rules decided.
@@ -33,6 +32,8 @@ POLICY_VERSION: Final = 2
 # What fetching model weights is expected to take, where nothing better is known: one gigabit per second, less overhead.
 FETCH_BYTES_PER_SECOND: Final = 100 * 1024**2
 NOTES_MAX: Final = 4
+# Cards that a `bound` tells of; with more, it would be long, and the proof of it is told as not possible.
+SEEN_MAX: Final = 64
 
 
 class Shortlist(Protocol):
@@ -100,6 +101,24 @@ def place(
         restart=spec.restart,
         workload=spec.workload,
         notes=_notes(state, spec, ask, seen, asker, chosen) if request.weights else (),
+        seen=seen_by_decision(seen, kept or {}),
+    )
+
+
+def seen_by_decision(seen: Mapping[str, Seen], kept: Mapping[str, Kept]) -> tuple[CardSeen, ...]:
+    """What the decision knew of cards beyond the ledger: with it a replay can decide again (`rigbook replay check`)."""
+    if not seen and not kept:
+        return ()
+    nobody = Kept("")
+    return tuple(
+        CardSeen(
+            card=card,
+            foreign_bytes=seen.get(card, NOTHING_SEEN).foreign_bytes,
+            unknown=bool(seen.get(card, NOTHING_SEEN).unknown),
+            kept_for=kept.get(card, nobody).demand,
+            kept_from_ns=kept.get(card, nobody).from_ns,
+        )
+        for card in sorted({*seen, *kept})[:SEEN_MAX]
     )
 
 
@@ -122,7 +141,12 @@ def _share(spec: DemandRaised, ranked: Ranked) -> NodeShare:
 
 
 def _notes(
-    state: State, spec: DemandRaised, ask: Ask, seen: Mapping[str, Seen], asker: Asker, chosen: Sequence[Ranked]
+    state: State,
+    spec: DemandRaised,
+    ask: Ask,
+    seen: Mapping[str, Seen],
+    asker: Asker,
+    chosen: Sequence[Ranked],
 ) -> tuple[Reason, ...]:
     """Where the weights would have been, why not there, and what fetching them is expected to take."""
     request = spec.resources
@@ -132,7 +156,10 @@ def _notes(
     seconds = (request.weights_bytes or request.memory_bytes) / FETCH_BYTES_PER_SECOND
     notes = [
         Reason(
-            code=ReasonCode.WEIGHTS_NOT_CACHED, node=node.name, asked=request.weights, seconds=round(seconds, 1)
+            code=ReasonCode.WEIGHTS_NOT_CACHED,
+            node=node.name,
+            asked=request.weights,
+            seconds=round(seconds, 1),
         )
         for node in without[:1]
     ]

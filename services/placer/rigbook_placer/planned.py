@@ -10,7 +10,7 @@ from rigbook_schemas.queries import OfferRow, SoonestRow, VictimRow
 from rigbook_schemas.values import Mode, Reason
 from rigbook_schemas.wire import rfc3339
 
-from rigbook_placer.feasible import NOTHING_SEEN, ask_of, asker_of, kept_from, NOBODY
+from rigbook_placer.feasible import NOBODY, NOTHING_SEEN, ask_of, asker_of, kept_from
 from rigbook_placer.place import explain, place
 from rigbook_placer.preempt import preempt
 from rigbook_placer.rank import POLICIES

@@ -17,18 +17,26 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
-from rigbook_ledger.state import Phase
+from rigbook_ledger.state import Binding, Card, Node, Phase
 from rigbook_schemas.events import EvictionOrdered
 from rigbook_schemas.values import EvictionReason, Mode
 
-from rigbook_placer.feasible import NOTHING_SEEN, ask_of, asker_of, kept_from, need_bytes, node_fits
+from rigbook_placer.feasible import (
+    NOTHING_SEEN,
+    ask_of,
+    asker_of,
+    kept_from,
+    model_fits,
+    need_bytes,
+    node_fits,
+)
 from rigbook_placer.rules import Totals, over_cap, over_quota, time_says_no, totals_of
 from rigbook_placer.soonest import held_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from rigbook_ledger.state import Binding, Card, Demand, Node, State
+    from rigbook_ledger.state import Demand, State
     from rigbook_schemas.events import DemandRaised
     from rigbook_schemas.values import Request
 
@@ -156,7 +164,13 @@ def _cost(state: State, victims: Iterable[Binding], now_ns: int) -> tuple[int, i
 
 
 def _on_node(
-    state: State, node: Node, spec: DemandRaised, ask: Ask, seen: Mapping[str, Seen], asker: Asker, now_ns: int
+    state: State,
+    node: Node,
+    spec: DemandRaised,
+    ask: Ask,
+    seen: Mapping[str, Seen],
+    asker: Asker,
+    now_ns: int,
 ) -> _Choice | None:
     """The cheapest set of victims on the node, () when what is ending anyway is enough; None when none will do."""
     request = ask.request
@@ -183,7 +197,9 @@ def _on_node(
     return _Choice(_cost(state, victims, now_ns), node, victims, cards)
 
 
-def _fewest(state: State, may_go: list[Binding], now_ns: int, cards_without: _CardsWithout) -> tuple[Binding, ...]:
+def _fewest(
+    state: State, may_go: list[Binding], now_ns: int, cards_without: _CardsWithout
+) -> tuple[Binding, ...]:
     """Smallest set that will do; of equal ones the cheapest. All of `may_go` together will."""
     tried = 0
     for size in range(1, len(may_go) + 1):
@@ -200,7 +216,9 @@ def _fewest(state: State, may_go: list[Binding], now_ns: int, cards_without: _Ca
     return tuple(may_go)
 
 
-def _thinned(state: State, may_go: list[Binding], now_ns: int, cards_without: _CardsWithout) -> tuple[Binding, ...]:
+def _thinned(
+    state: State, may_go: list[Binding], now_ns: int, cards_without: _CardsWithout
+) -> tuple[Binding, ...]:
     """Spare them one by one, the dearest first, as long as the rest will do: nobody in it could be spared."""
     left = list(may_go)
     for binding in sorted(may_go, key=lambda b: _cost(state, (b,), now_ns), reverse=True):
@@ -215,13 +233,18 @@ def _cards_without(
 ) -> tuple[Card, ...] | None:
     """The cards of the node that fit once these bindings are gone, the least left over first; None when too few."""
     need = need_bytes(request)
-    model = request.model.lower()
     fitting: list[tuple[int, int, Card]] = []
     for uuid in node.cards:
         card = state.cards.get(uuid)
-        if card is None or not card.present or not card.usable or card.quarantined is not None or card.switching:
+        if (
+            card is None
+            or not card.present
+            or not card.usable
+            or card.quarantined is not None
+            or card.switching
+        ):
             continue
-        if (model and model not in card.model.lower()) or kept_from(card, asker):
+        if not model_fits(request.model, card.model) or kept_from(card, asker):
             continue
         shown = seen.get(uuid, NOTHING_SEEN)
         if shown.unknown or (card.mode is not None and card.mode is not request.mode):
@@ -238,7 +261,7 @@ def _cards_without(
     return tuple(card for _, _, card in fitting[: request.count])
 
 
-def evictions(state: State, demand: Demand, found: Preemption) -> Iterator[EvictionOrdered]:
+def evictions(demand: Demand, found: Preemption) -> Iterator[EvictionOrdered]:
     """The stop orders. Each names who the room is for, and all cards that are kept for it."""
     for binding in found.victims:
         yield EvictionOrdered(

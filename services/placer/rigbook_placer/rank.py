@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 from rigbook_ledger.state import Card
-from rigbook_schemas.values import Mode
+from rigbook_schemas.values import Labels, Mode
 
 from rigbook_placer.feasible import NOTHING_SEEN, Option, free_bytes, need_bytes
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rigbook_ledger.state import Demand, Node, State
     from rigbook_schemas.events import DemandRaised
-    from rigbook_schemas.values import Labels, Request
+    from rigbook_schemas.values import Request
 
     from rigbook_placer.feasible import Seen
 
@@ -102,7 +102,9 @@ def _left(card: Card, need: int, seen: Mapping[str, Seen]) -> int:
     return free_bytes(card, seen.get(card.uuid, NOTHING_SEEN)) - need
 
 
-def _tightest(request: Request, option: Option, seen: Mapping[str, Seen]) -> tuple[tuple[Card, ...], int, int]:
+def _tightest(
+    request: Request, option: Option, seen: Mapping[str, Seen]
+) -> tuple[tuple[Card, ...], int, int]:
     """The cards with the least left over, what they leave, and what an exclusive binding wastes of them.
 
     Among equals one already in use, then the lowest index. An exclusive binding has the whole card on its

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rigbook_schemas.values import Horizon, Mode, Reason, ReasonCode
+from rigbook_schemas.values import Engine, Horizon, Mode, Reason, ReasonCode
 
-from rigbook_placer.feasible import NOBODY, NOTHING_SEEN, kept_from, need_bytes, sensible
+from rigbook_placer.feasible import NOBODY, NOTHING_SEEN, kept_from, model_fits, need_bytes, sensible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,6 +183,9 @@ def node_says_no(node: Node, ask: Ask) -> Reason | None:
     missing = [e for e in ask.engines if e not in node.engines]
     if missing:
         return no(ReasonCode.ENGINE_MISSING, Horizon.NEVER_HERE, ", ".join(missing), ", ".join(node.engines))
+    if node.container_gpus and Engine.DOCKER in ask.engines:
+        found = f"docker without cards ({node.container_gpus})"
+        return no(ReasonCode.ENGINE_MISSING, Horizon.LATER, "docker with cards", found[:300])
     if not node.driver_ok:
         return no(ReasonCode.DRIVER_MISMATCH, Horizon.LATER, found=node.driver_text)
     if node.unreachable_ns:
@@ -214,7 +217,7 @@ def card_says_no(
             holders=(keeper,) if keeper else tuple(b.demand for b in bindings), holders_stopped=stopped,
         )  # fmt: skip
 
-    if request.model and request.model.lower() not in card.model.lower():
+    if not model_fits(request.model, card.model):
         return no(ReasonCode.MODEL_MISMATCH, Horizon.NEVER_HERE, request.model, card.model)
     if card.memory_bytes < need and card.usable:
         return no(ReasonCode.CAPACITY_NEVER, Horizon.NEVER_BIG_ENOUGH)

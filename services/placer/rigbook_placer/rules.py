@@ -159,7 +159,9 @@ def backing_off(demand: Demand, now_ns: int) -> Reason | None:
     return Reason(
         code=ReasonCode.BIND_BACKOFF,
         found=demand.failure,
-        asked=f"held after {demand.failures} failures" if due_ns is None else f"after {demand.failures} failures",
+        asked=f"held after {demand.failures} failures"
+        if due_ns is None
+        else f"after {demand.failures} failures",
         seconds=None if due_ns is None else (due_ns - now_ns) / _SECOND_NS,
         at="" if due_ns is None else rfc3339(due_ns),
     )
@@ -202,9 +204,7 @@ def is_open(windows: Sequence[Window], now_ns: int) -> bool:
 
 def opens_ns(windows: Sequence[Window], now_ns: int) -> int | None:
     """When the next window opens."""
-    starts = [
-        opens for window in windows for opens, _ in _spans(window, now_ns, range(9)) if opens > now_ns
-    ]
+    starts = [opens for window in windows for opens, _ in _spans(window, now_ns, range(9)) if opens > now_ns]
     return min(starts, default=None)
 
 

@@ -20,9 +20,14 @@ from rigbook_schemas import subjects
 from rigbook_schemas.events import Bound, Deferred, DemandRaised, Heartbeat, Payload, Refused
 from rigbook_schemas.wire import Draft, decode, encode, rfc3339
 
-from rigbook_placer.feasible import Seen, invalid
-from rigbook_placer.place import explain, hopeless, place, plan, stops_due, verdict
+from rigbook_placer.feasible import NOTHING_SEEN, Seen, ask_of
+from rigbook_placer.place import explain
+from rigbook_placer.planned import offers, plan
+from rigbook_placer.preempt import evictions, preempt
 from rigbook_placer.sightings import seen_of
+from rigbook_placer.stops import stops_due, timed
+from rigbook_placer.turns import Turns
+from rigbook_placer.verdicts import Verdicts
 from rigbook_placer.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -31,6 +36,11 @@ if TYPE_CHECKING:
     from rigbook_bus.clock import Clock
     from rigbook_bus.protocol import Bus, Tail
     from rigbook_ledger.state import Demand
+    from rigbook_schemas.events import EvictionOrdered
+    from rigbook_schemas.values import Reason
+    from rigbook_schemas.wire import Record
+
+    from rigbook_placer.index import Index
 
 __all__ = ["Options", "Placer", "serve"]
 
@@ -43,10 +53,21 @@ PATIENCE_SECONDS: Final = 1.0
 HOPELESS_SECONDS: Final = 10.0
 # How often the ledger is asked whether it trusts the log: it may know of a loss that a young placer cannot see.
 WORD_EVERY_SECONDS: Final = 5.0
-# Deferrals and refusals published per tick; the rest follow on the next ones.
-VERDICTS_PER_TICK: Final = 200
+# From this many cards times waiting demands on the index is used; below, looking at all cards for all of them is
+# as quick, and numpy is not loaded.
+INDEX_LOOKS_MIN: Final = 4096
+# Nodes looked at to say why a demand waits, of a fleet with an index: the likeliest ones.
+EXPLAINED_NODES_MAX: Final = 64
+# Blocked demands looked at for preemption in one go, each at most once in this time.
+PREEMPTORS_MAX: Final = 8
+PREEMPT_AGAIN_SECONDS: Final = 1.0
+# An order that was not read back by then is sent again, under the same id.
+ORDER_AGAIN_SECONDS: Final = 5.0
 # After an append without an answer: how long to read on before deciding again.
 READ_ON_SECONDS: Final = 1.0
+
+
+_RULES: Final = "rig.own.policy."
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +109,10 @@ class Placer:
         self._next_tick = 0.0
         self._paused = ""
         self._doubts = ""  # the ledger's, about the log
-        self._hopeless_since: dict[str, float] = {}
+        self._turns = Turns(options.policy)
+        self._verdicts = Verdicts(options.patience_seconds, options.hopeless_seconds)
+        self._index: Index | None = None
+        self._preempted: dict[str, float] = {}  # demands that room was looked for: when
 
     @property
     def caught_up(self) -> bool:
@@ -106,12 +130,13 @@ class Placer:
         listening = asyncio.create_task(self._listen(heartbeats))
         self._doubts = await ledger_doubts(self._bus)
         doubting = asyncio.create_task(self._watch_doubts())
-        stop_serving = await self._bus.serve(subjects.query_plan(), self._plan, queue="placer")
+        stop_plans = await self._bus.serve(subjects.query_plan(), self._plan, queue="placer")
+        stop_offers = await self._bus.serve(subjects.query_offers(), self._offers, queue="placer")
         told = False
         try:
             self._index_all()
             while True:
-                await self._read(TICK_SECONDS)
+                await self._read(0.0 if self._turns.more else TICK_SECONDS)
                 if not self.caught_up:
                     continue
                 if not told:
@@ -125,12 +150,14 @@ class Placer:
                     continue
                 await self._order_stops()
                 await self._bind_all()
+                await self._make_room()
                 await self._tick()
         finally:
             for helper in (listening, doubting):
                 helper.cancel()
             await asyncio.gather(listening, doubting, return_exceptions=True)
-            await stop_serving()
+            await stop_plans()
+            await stop_offers()
             await heartbeats.close()
             await self._follower.close()
 
@@ -139,6 +166,7 @@ class Placer:
     def _index_all(self) -> None:
         state = self._follower.state
         self._waiting.update(state, state.waiting)
+        self._verdicts.came(state, state.waiting)
         self._note_bindings(state.bindings)
 
     def _note_bindings(self, epochs: Iterable[int]) -> None:
@@ -150,7 +178,7 @@ class Placer:
                 self._ordered.pop(epoch, None)
                 continue
             self._stops.add(epoch)
-            if state.demands[binding.demand].spec.max_run_seconds is not None:
+            if timed(state.demands[binding.demand]):
                 self._limited.add(epoch)
 
     async def _read(self, wait_seconds: float) -> bool:
@@ -162,15 +190,32 @@ class Placer:
         touched = state.touched
         self._telemetry.folded.add(len(records))
         self._waiting.update(state, touched.demands)
+        self._verdicts.came(state, touched.demands)
         self._note_bindings(touched.bindings)
         for did in touched.demands:
             demand = state.demands.get(did)
             if demand is not None and demand.epoch:
                 self._stops.add(demand.epoch)
         if touched.nodes or touched.cards:
-            self._hopeless_since.clear()
+            self._verdicts.fleet_changed()
+        self._follow_fleet(records)
         touched.clear()
         return True
+
+    def _follow_fleet(self, records: Iterable[Record]) -> None:
+        state = self._follower.state
+        touched = state.touched
+        if self._index is not None:
+            self._index.follow(touched.nodes, touched.cards, touched.bindings)
+        elif len(state.cards) * (8 + len(self._waiting)) >= INDEX_LOOKS_MIN and self.caught_up:
+            from rigbook_placer.index import Index
+
+            self._index = Index(state, self._seen)
+            self._turns.again()
+        bound = [r.data.demand for r in records if isinstance(r.data, Bound)]
+        self._turns.bound(state, bound, self._clock.now_ns())
+        if any(r.subject.startswith(_RULES) for r in records):
+            self._turns.again()
 
     async def _first_heartbeat(self) -> int:
         facts = await self._bus.stream(subjects.HEARTBEAT_STREAM)
@@ -188,12 +233,24 @@ class Placer:
             for message in messages:
                 data = decode(message.seq, message.subject, message.received_ns, message.body).data
                 if isinstance(data, Heartbeat):
-                    said = seen_of(data)
-                    for card in data.cards:
-                        if card.uuid in said:
-                            self._seen[card.uuid] = said[card.uuid]
-                        else:
-                            self._seen.pop(card.uuid, None)
+                    self._look(data)
+
+    def _look(self, heartbeat: Heartbeat) -> None:
+        said = seen_of(heartbeat)
+        changed: list[str] = []
+        for card in heartbeat.cards:
+            before, now = self._seen.get(card.uuid, NOTHING_SEEN), said.get(card.uuid, NOTHING_SEEN)
+            if before == now:
+                continue
+            if now is NOTHING_SEEN:
+                del self._seen[card.uuid]
+            else:
+                self._seen[card.uuid] = now
+            changed.append(card.uuid)
+        if changed and self._index is not None:
+            self._index.look(changed)
+        elif changed:
+            self._turns.again()
 
     async def _watch_doubts(self) -> None:
         while True:
@@ -218,19 +275,45 @@ class Placer:
 
     async def _bind_all(self) -> None:
         """Bind what fits, in order, until nothing more does."""
-        state = self._follower.state
         while True:
-            bound: tuple[Demand, Bound] | None = None
-            for head in self._waiting.heads(state):
-                decision = place(state, head.spec, self._seen, self._options.policy)
-                if decision is not None:
-                    bound = head, decision
-                    break
-            if bound is None:
+            found = self._turns.next(
+                self._follower.state, self._waiting, self._seen, self._clock.now_ns(), self._index
+            )
+            if found is None:
                 return
-            await self._append_bound(*bound)
+            await self._append_bound(*found)
             if not self._may_decide():
                 return
+
+    async def _make_room(self) -> None:
+        """Evict for the first blocked demands that may, where it would fit then."""
+        state = self._follower.state
+        now = self._clock.monotonic()
+        looked = 0
+        for did in self._turns.blocked:
+            demand = state.demands.get(did)
+            if demand is None or not demand.spec.preempts or looked >= PREEMPTORS_MAX:
+                continue
+            if now - self._preempted.get(did, -1e9) < PREEMPT_AGAIN_SECONDS:
+                continue
+            looked += 1
+            if len(self._preempted) > 1000:
+                self._preempted.clear()
+            self._preempted[did] = now
+            index = self._index
+            found = preempt(
+                state, demand.spec, self._seen, self._clock.now_ns(), kept=self._turns.kept,
+                totals=index.totals if index else None,
+                among=index.able(ask_of(demand.spec)) if index else None,
+            )  # fmt: skip
+            if found is None:
+                continue
+            self._log.info(
+                "making room", demand=did, victims=[b.demand for b in found.victims], cards=found.cards
+            )
+            for order in evictions(demand, found):
+                await self._send_order(order, cause=demand.event_id)
+            return  # what is true of the next one is decided on what was read back
 
     async def _append_bound(self, demand: Demand, decision: Bound) -> None:
         state = self._follower.state
@@ -300,29 +383,32 @@ class Placer:
         self._stops.clear()
         for order in due:
             # Two placers, and a second look before the first order was read back, publish the same id once.
-            if now - self._ordered.get(order.epoch, -1e9) < 5.0:
+            if now - self._ordered.get(order.epoch, -1e9) < ORDER_AGAIN_SECONDS:
                 self._stops.add(order.epoch)
                 continue
-            demand = state.demands[order.demand]
-            try:
-                await self._append(
-                    subjects.evict(order.nodes), order, demand, at=f"evict-{order.epoch}-{order.reason}"
-                )
-            except BusError as error:
-                self._log.warning(
-                    "stop order not sent, will be", demand=order.demand, epoch=order.epoch, code=error.code
-                )
-                self._stops.add(order.epoch)
-                continue
-            self._ordered[order.epoch] = now
             self._stops.add(order.epoch)  # until it was read back
-            self._log.info(
-                "stop ordered",
-                demand=order.demand,
-                epoch=order.epoch,
-                node=",".join(order.nodes),
-                reason=order.reason,
+            await self._send_order(order)
+
+    async def _send_order(self, order: EvictionOrdered, *, cause: str = "") -> None:
+        """Append a stop order and read it back."""
+        state = self._follower.state
+        demand = state.demands[order.demand]
+        name = f"evict-{order.epoch}-{order.reason}"
+        # `cause`: whom the room is for. Else it is what became of the demand itself.
+        try:
+            seq = await self._append(subjects.evict(order.nodes), order, demand, at=name, cause=cause)
+        except BusError as error:
+            self._log.warning(
+                "stop order not sent, will be", demand=order.demand, epoch=order.epoch, code=error.code
             )
+            return
+        self._ordered[order.epoch] = self._clock.monotonic()
+        self._log.info(
+            "stop ordered", demand=order.demand, epoch=order.epoch, node=",".join(order.nodes),
+            reason=order.reason, room_for=order.room_for,
+        )  # fmt: skip
+        while self._follower.state.position < seq and await self._read(READ_ON_SECONDS):
+            pass
 
     async def _tick(self) -> None:
         now = self._clock.monotonic()
@@ -331,31 +417,20 @@ class Placer:
         self._next_tick = now + TICK_SECONDS
         self._follower.remember()
         self._stops |= self._limited
-        said: list[tuple[Demand, Deferred | Refused]] = []
-        for head in self._waiting.heads(self._follower.state):
-            self._explain_group(head, now, said)
-            if len(said) >= VERDICTS_PER_TICK:
-                break
+        now_ns = self._clock.now_ns()
+        said = self._verdicts.next(
+            self._follower.state, self._waiting, lambda demand: self._explained(demand, now_ns), now_ns
+        )
         await self._publish_verdicts(said)
 
-    def _explain_group(self, head: Demand, now: float, said: list[tuple[Demand, Deferred | Refused]]) -> None:
-        state = self._follower.state
-        wall = self._clock.now_ns()
-        reasons = explain(state, head.spec, self._seen, self._options.policy)
-        for demand in self._waiting.members(state, head):
-            if len(said) >= VERDICTS_PER_TICK:
-                return
-            bad = invalid(demand.spec)
-            mine = (bad,) if bad is not None else reasons
-            if not mine or (bad is None and (wall - demand.since_ns) / 1e9 < self._options.patience_seconds):
-                continue
-            final = bad is not None
-            if bad is None and hopeless(mine):
-                since = self._hopeless_since.setdefault(demand.spec.demand, now)
-                final = now - since >= self._options.hopeless_seconds
-            word = verdict(state, demand, mine, final=final)
-            if word is not None:
-                said.append((demand, word))
+    def _explained(self, demand: Demand, now_ns: int) -> tuple[Reason, ...]:
+        index = self._index
+        # Where no node could ever hold it the whole fleet is asked why; that is seldom, and then it is refused.
+        likely = index.able(ask_of(demand.spec), EXPLAINED_NODES_MAX) if index is not None else []
+        return explain(
+            self._follower.state, demand.spec, self._seen, self._options.policy, now_ns=now_ns,
+            kept=self._turns.kept, totals=index.totals if index else None, among=likely or None,
+        )  # fmt: skip
 
     async def _publish_verdicts(self, said: list[tuple[Demand, Deferred | Refused]]) -> None:
         messages: list[tuple[str, bytes, str]] = []
@@ -391,11 +466,33 @@ class Placer:
             return msgspec.json.encode(
                 {"error": {"code": "not_ready", "text": "the placer is still reading the log"}}
             )
-        return msgspec.json.encode(plan(self._follower.state, asked.demand, self._seen, self._options.policy))
+        answer = plan(
+            self._follower.state, asked.demand, self._seen, self._options.policy,
+            now_ns=self._clock.now_ns(), kept=self._turns.kept, shortlist=self._index,
+        )  # fmt: skip
+        return msgspec.json.encode(answer)
+
+    async def _offers(self, _subject: str, body: bytes) -> bytes:
+        """What would fit now: {"project"} to {"position", "items": [OfferRow]}."""
+        try:
+            asked = msgspec.json.decode(body or b"{}", type=_OffersQuestion)
+        except msgspec.MsgspecError as error:
+            return msgspec.json.encode({"error": {"code": "bad_question", "text": str(error)}})
+        if not self.caught_up:
+            return msgspec.json.encode(
+                {"error": {"code": "not_ready", "text": "the placer is still reading the log"}}
+            )
+        state = self._follower.state
+        items = offers(state, self._seen, self._turns.kept, project=asked.project)
+        return msgspec.json.encode({"position": state.position, "items": items})
 
 
 class _PlanQuestion(msgspec.Struct, frozen=True):
     demand: DemandRaised
+
+
+class _OffersQuestion(msgspec.Struct, frozen=True):
+    project: str = ""
 
 
 async def serve(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rigbook_schemas.values import Mode
 
-from rigbook_placer.feasible import NOTHING_SEEN, kept_from, need_bytes, node_fits
+from rigbook_placer.feasible import NOTHING_SEEN, kept_from, model_fits, need_bytes, node_fits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,9 @@ _FREE: Final = _Wait(0, 0, 0)
 
 def ends_ns(state: State, binding: Binding, now_ns: int) -> int:
     """When the binding ends at the latest; UNKNOWN_NS = nobody knows."""
-    grace_ns = int(max((c.stop_grace_seconds for s in binding.shares for c in s.components), default=10.0) * 1e9)
+    grace_ns = int(
+        max((c.stop_grace_seconds for s in binding.shares for c in s.components), default=10.0) * 1e9
+    )
     if binding.eviction is not None or not state.demands[binding.demand].wanted:
         return now_ns + grace_ns
     limit = state.demands[binding.demand].spec.max_run_seconds
@@ -124,7 +126,7 @@ def endings_needed(
     """The bindings that have to end for the card to fit, those that end first; None when that would not help."""
     if not card.present or not card.usable or card.quarantined is not None or card.switching or seen.unknown:
         return None
-    if request.model and request.model.lower() not in card.model.lower():
+    if not model_fits(request.model, card.model):
         return None
     if card.mode is not None and card.mode is not request.mode:
         return None

@@ -25,15 +25,24 @@ if TYPE_CHECKING:
 
     from rigbook_ledger.state import Demand, State
 
-__all__ = ["AGE_POINTS_MAX", "AGE_SECONDS_PER_POINT", "Waiting", "effective_priority", "order_of"]
+__all__ = [
+    "AGE_POINTS_MAX",
+    "AGE_SECONDS_PER_POINT",
+    "Entry",
+    "Group",
+    "Waiting",
+    "effective_priority",
+    "order_of",
+]
 
 AGE_SECONDS_PER_POINT: Final = 600
 AGE_POINTS_MAX: Final = 30
 # The order is made anew this often, since waiting changes it; new demands take their place in it at once.
 REFRESH_NS: Final = 30 * 10**9
 
-_Key = tuple[int, int, str]  # (-effective priority, sequence of `raised`, demand)
-_Group = tuple[str, bytes]
+Key = tuple[int, int, str]  # (-effective priority, sequence of `raised`, demand)
+Group = tuple[str, bytes]
+Entry = tuple[Key, Group]
 
 
 def effective_priority(demand: Demand, now_ns: int | None) -> int:
@@ -45,12 +54,12 @@ def effective_priority(demand: Demand, now_ns: int | None) -> int:
     return priority + min(AGE_POINTS_MAX, max(0, waited_seconds) // AGE_SECONDS_PER_POINT)
 
 
-def order_of(demand: Demand, now_ns: int | None) -> _Key:
+def order_of(demand: Demand, now_ns: int | None) -> Key:
     """Demands sort by this: the first one is tried first."""
     return (-effective_priority(demand, now_ns), demand.raised_seq, demand.spec.demand)
 
 
-def _group_of(demand: Demand) -> _Group:
+def _group_of(demand: Demand) -> Group:
     """Demands of one group have one answer, and their order among each other does not change while they wait.
 
     Quota is the project's: two projects with the same request do not share an answer.
@@ -68,12 +77,13 @@ class Waiting:
     """An index over `state.waiting`; follow it with `update` after every batch."""
 
     def __init__(self) -> None:
-        self._members: dict[_Group, list[tuple[int, str]]] = {}  # heaps of (sequence of waiting, demand)
-        self._group_of: dict[str, tuple[_Group, int]] = {}  # demand: its group, since which sequence it waits
-        self._order: list[tuple[_Key, _Group]] = []
-        self._key_of: dict[_Group, _Key] = {}  # an entry of `_order` counts only if it is this one
-        self._dirty: set[_Group] = set()
+        self._members: dict[Group, list[tuple[int, str]]] = {}  # heaps of (sequence of waiting, demand)
+        self._group_of: dict[str, tuple[Group, int]] = {}  # demand: its group, since which sequence it waits
+        self._order: list[tuple[Key, Group]] = []
+        self._key_of: dict[Group, Key] = {}  # an entry of `_order` counts only if it is this one
+        self._dirty: set[Group] = set()
         self._fresh_ns: int | None = None
+        self.arrivals = 0  # counts demands that came
 
     def __len__(self) -> int:
         return len(self._group_of)
@@ -94,17 +104,31 @@ class Waiting:
                 self._group_of[did] = now
                 heapq.heappush(self._members.setdefault(now[0], []), (now[1], did))
                 self._dirty.add(now[0])
+                self.arrivals += 1
 
     def heads(self, state: State, now_ns: int | None = None) -> list[Demand]:
         """The first demand of each group, in the order they are to be tried."""
-        return list(self.in_order(state, now_ns))
+        return [state.demands[key[2]] for key, _ in self.line(state, now_ns)]
 
-    def in_order(self, state: State, now_ns: int | None = None) -> Iterator[Demand]:
-        """The same, one by one. The queue must not be updated while it is walked."""
+    def line(self, state: State, now_ns: int | None = None) -> list[Entry]:
+        """The same as entries, which go stale: see `current`."""
         self._sort(state, now_ns)
-        for key, group in self._order:
-            if self._key_of.get(group) == key:
-                yield state.demands[key[2]]
+        return [entry for entry in self._order if self._key_of.get(entry[1]) == entry[0]]
+
+    def current(self, state: State, key: Key, group: Group) -> Demand | None:
+        """The demand of an entry, while it still waits as that."""
+        known = self._group_of.get(key[2])
+        return state.demands[key[2]] if known is not None and known[0] == group else None
+
+    def entry(self, state: State, group: Group) -> Entry | None:
+        """Where the first demand of the group stands now."""
+        key = self._head(state, group, self._fresh_ns)
+        return None if key is None else (key, group)
+
+    def group(self, demand: str) -> Group | None:
+        """The group of a waiting demand."""
+        known = self._group_of.get(demand)
+        return known[0] if known is not None else None
 
     def members(self, state: State, head: Demand) -> Iterator[Demand]:
         """All demands of the head's group, in no order."""
@@ -137,7 +161,7 @@ class Waiting:
             self._order.sort()
         self._dirty.clear()
 
-    def _head(self, state: State, group: _Group, now_ns: int | None) -> _Key | None:
+    def _head(self, state: State, group: Group, now_ns: int | None) -> Key | None:
         heap = self._members.get(group)
         if heap is None:
             return None

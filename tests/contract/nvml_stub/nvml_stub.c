@@ -6,14 +6,16 @@
  *   driver 550.54.15
  *   cuda 12040
  *   card <index> uuid=GPU-.. name=NVIDIA_A100 bus=00000000:3B:00.0 total=<bytes> reserved= used= util= temp=
- *               power=<mW> fan= ecc= mode= mig=<0|1>
+ *               power=<mW> fan= ecc= mode= mig=<0|1> limit=<mW> throttle=<bits> corrected= minor=
+ *               remapped=<rows> pending=<0|1> failed=<0|1> retired=<pages>
  *   mig <index> <number> uuid=MIG-.. name=.. total=.. used=..
  *   process <index>[.<mig number>] <compute|graphics|mps> <pid> <bytes|na>
  *   error <function|*> <index|*> <code>     the function (without "nvmlDevice"/"nvml") answers this code
  *   hang <function|*> <index|*>             it does not answer while this line is there
+ *   xid <index> <code>                      an event; each line is told once, in the order of the file
  *
  * A field a card lacks answers NOT_SUPPORTED. Compile with -DNO_MEMORY_V2, -DNO_PROCESSES_V3,
- * -DNO_PROCESSES_V2 for the libraries of older drivers.
+ * -DNO_PROCESSES_V2, -DNO_EVENTS, -DNO_HEALTH for the libraries of older drivers.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +26,7 @@ typedef int R;
 typedef void *Device;
 typedef unsigned long long u64;
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
        VERSION_MISMATCH = 25 };
 #define NOT_AVAILABLE ((u64)-1)
 #define MIG_BASE 1000
@@ -255,13 +257,21 @@ R nvmlDeviceGetPowerUsage(Device device, unsigned *out) {
 }
 R nvmlDeviceGetFanSpeed(Device device, unsigned *out) { return unsigned_value("GetFanSpeed", device, "fan", out); }
 R nvmlDeviceGetComputeMode(Device device, unsigned *out) {
-    return unsigned_value("GetComputeMode", device, "mode", out);
+    char path[1024];
+    const char *script_path = getenv("NVML_STUB_SCRIPT");
+    R result = unsigned_value("GetComputeMode", device, "mode", out);
+    snprintf(path, sizeof path, "%s.mode-%d", script_path ? script_path : "", number_of(device));
+    FILE *file = fopen(path, "r"); /* what was set counts more than the script */
+    if (file) {
+        if (!result && fscanf(file, "%u", out) != 1) *out = 0;
+        fclose(file);
+    }
+    return result;
 }
 R nvmlDeviceGetTotalEccErrors(Device device, int type, int counter, u64 *out) {
     unsigned value;
-    (void)type;
     (void)counter;
-    R result = unsigned_value("GetTotalEccErrors", device, "ecc", &value);
+    R result = unsigned_value("GetTotalEccErrors", device, type ? "ecc" : "corrected", &value);
     *out = result ? 0 : value;
     return result;
 }
@@ -282,3 +292,89 @@ R nvmlDeviceGetMigDeviceHandleByIndex(Device device, unsigned number, Device *ou
     if (result) return result;
     return field(*out, "uuid", value, sizeof value) ? SUCCESS : NOT_FOUND;
 }
+
+R nvmlDeviceSetComputeMode(Device device, unsigned mode) {
+    /* Kept beside the script, as a real card keeps it: the test writes the script. */
+    char path[1024];
+    R result = verdict("SetComputeMode", number_of(device));
+    const char *script_path = getenv("NVML_STUB_SCRIPT");
+    if (result || !script_path) return result;
+    snprintf(path, sizeof path, "%s.mode-%d", script_path, number_of(device));
+    FILE *file = fopen(path, "w");
+    if (!file) return NOT_SUPPORTED;
+    fprintf(file, "%u", mode);
+    fclose(file);
+    return SUCCESS;
+}
+
+#ifndef NO_HEALTH
+R nvmlDeviceGetEnforcedPowerLimit(Device device, unsigned *out) {
+    return unsigned_value("GetEnforcedPowerLimit", device, "limit", out);
+}
+R nvmlDeviceGetMinorNumber(Device device, unsigned *out) {
+    return unsigned_value("GetMinorNumber", device, "minor", out);
+}
+R nvmlDeviceGetCurrentClocksThrottleReasons(Device device, u64 *out) {
+    unsigned value;
+    R result = unsigned_value("GetCurrentClocksThrottleReasons", device, "throttle", &value);
+    *out = result ? 0 : value;
+    return result;
+}
+R nvmlDeviceGetRemappedRows(Device device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    R result = unsigned_value("GetRemappedRows", device, "remapped", corrected);
+    *uncorrected = 0;
+    if (unsigned_value("GetRemappedRows", device, "pending", pending)) *pending = 0;
+    if (unsigned_value("GetRemappedRows", device, "failed", failed)) *failed = 0;
+    return result;
+}
+R nvmlDeviceGetRetiredPages(Device device, int cause, unsigned *count, u64 *out) {
+    unsigned pages, room = out ? *count : 0;
+    R result = unsigned_value("GetRetiredPages", device, "retired", &pages);
+    if (result) return result;
+    if (cause == 0) pages = 0; /* all of them by double bit errors */
+    *count = pages;
+    for (unsigned n = 0; n < pages && n < room; n++) out[n] = n;
+    return pages > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+R nvmlDeviceGetRetiredPagesPendingStatus(Device device, unsigned *out) {
+    return unsigned_value("GetRetiredPagesPendingStatus", device, "pending", out);
+}
+#endif
+
+#ifndef NO_EVENTS
+typedef struct { Device device; u64 type, data; unsigned instance, compute; } Event;
+static char registered[256];
+static int told; /* lines `xid` of the script that were told already */
+
+R nvmlEventSetCreate(void **set) { told = 0; memset(registered, 0, sizeof registered); *set = &told; return verdict("EventSetCreate", -1); }
+R nvmlEventSetFree(void *set) { (void)set; return SUCCESS; }
+R nvmlDeviceGetSupportedEventTypes(Device device, u64 *types) {
+    *types = 0xF;
+    return verdict("GetSupportedEventTypes", number_of(device));
+}
+R nvmlDeviceRegisterEvents(Device device, u64 types, void *set) {
+    R result = verdict("RegisterEvents", number_of(device));
+    (void)set;
+    if (!result && (types & 8)) registered[number_of(device)] = 1;
+    return result;
+}
+R nvmlEventSetWait_v2(void *set, Event *event, unsigned milliseconds) {
+    char line[LINE_MAX_BYTES];
+    int index, code, n = 0;
+    R result = verdict("EventSetWait", -1);
+    FILE *file = script();
+    (void)set;
+    (void)milliseconds;
+    if (result) { if (file) fclose(file); return result; }
+    result = TIMEOUT;
+    while (file && result == TIMEOUT && fgets(line, sizeof line, file)) {
+        if (sscanf(line, "xid %d %d", &index, &code) != 2 || n++ < told) continue;
+        told++;
+        if (index < 0 || index >= (int)sizeof registered || !registered[index]) continue;
+        *event = (Event){(Device)(size_t)(index + 1), 8, (u64)code, 0xFFFFFFFF, 0xFFFFFFFF};
+        result = SUCCESS;
+    }
+    if (file) fclose(file);
+    return result;
+}
+#endif

@@ -42,6 +42,7 @@ class ContainerRules(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes_max: int = 10 * 1024**2  # of each of `log_files_max` files
     log_files_max: int = 3
     cgroup_parent: str = ""
+    share_ipc: bool = False  # CUDA's multi-process service needs the host's shared memory
 
 
 def container_name(launch: Launch) -> str:
@@ -114,7 +115,7 @@ def _host_config(component: Component, launch: Launch, rules: ContainerRules) ->
         "Privileged": False,
         "PublishAllPorts": False,
         "PidMode": "",
-        "IpcMode": "private",
+        "IpcMode": "host" if rules.share_ipc and component.gpu and launch.cards else "private",
         "LogConfig": {
             "Type": "json-file",
             "Config": {"max-size": str(rules.log_bytes_max), "max-file": str(rules.log_files_max)},
@@ -133,7 +134,7 @@ def _host_config(component: Component, launch: Launch, rules: ContainerRules) ->
     if component.memory_bytes:
         host["Memory"] = component.memory_bytes
         host["MemorySwap"] = component.memory_bytes  # memory and swap together: no swap
-    if component.shm_bytes:
+    if component.shm_bytes and host["IpcMode"] == "private":
         host["ShmSize"] = component.shm_bytes
     if rules.cgroup_parent:
         host["CgroupParent"] = rules.cgroup_parent
@@ -228,7 +229,18 @@ def running_of(shown: Mapping[str, Any], *, pids: tuple[int, ...], stopped_by_us
         ports=_ports(shown),
         oom_killed=None if runs else state.get("OOMKilled"),
         image=str(shown.get("Image", "")),
+        address=_address(shown) if runs else "",
     )
+
+
+def _address(shown: Mapping[str, Any]) -> str:
+    settings: Mapping[str, Any] = shown.get("NetworkSettings") or {}
+    networks: Mapping[str, Any] = settings.get("Networks") or {}
+    found = [
+        settings.get("IPAddress"),
+        *(n.get("IPAddress") for n in networks.values() if isinstance(n, dict)),
+    ]
+    return next((str(address) for address in found if address), "")
 
 
 def _ports(shown: Mapping[str, Any]) -> tuple[Port, ...]:

@@ -33,7 +33,9 @@ from rigbook_nodeagent.engines.container_config import (
 )
 from rigbook_nodeagent.engines.container_pids import container_pids
 from rigbook_nodeagent.engines.container_story import ContainerStory
+from rigbook_nodeagent.engines.cuda import cuda_warning
 from rigbook_nodeagent.engines.docker_client import DockerClient, DockerRefusal, PullProgress
+from rigbook_nodeagent.engines.docker_notes import DockerNotes
 from rigbook_nodeagent.engines.procfs import boot_ns
 from rigbook_nodeagent.engines.protocol import LABEL_PREFIX, Ended, EngineError, Launch, Running, StartRefused
 
@@ -51,6 +53,7 @@ EVENTS_BACKOFF_SECONDS: Final = 0.2
 EVENTS_BACKOFF_SECONDS_MAX: Final = 10.0
 HINTS_MAX: Final = 10_000
 INSPECTION_SECONDS_MAX: Final = 30.0  # an inspection is asked anew then, even without an event
+EXECUTION_POLL_SECONDS: Final = 0.05
 # The daemon keeps a few hundred events: what happened shortly before we came is asked for too.
 EVENTS_BEFORE_SECONDS: Final = 600.0
 LOG_LINES_MAX: Final = 100_000
@@ -61,6 +64,7 @@ NO_PROGRAM: Final = (
     "no such file or directory: unknown",
     "permission denied: unknown",
 )
+UNSATISFIED: Final = "requirement error: unsatisfied condition"  # the container toolkit's own check
 RUNTIME_REMEDY: Final = (
     "install nvidia-container-toolkit on this node, run `nvidia-ctk runtime configure --runtime=docker` "
     "and restart Docker"
@@ -87,7 +91,9 @@ class DockerEngine:
         on_pull: Callable[[PullProgress], None] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         booted_ns: int | None = None,
+        notes: DockerNotes | None = None,
     ) -> None:
+        self.notes = notes if notes is not None else DockerNotes()
         self._story = ContainerStory(
             directory.absolute(), boot_ns=boot_ns() if booted_ns is None else booted_ns
         )
@@ -96,7 +102,7 @@ class DockerEngine:
         self._node = node
         self._wanted = [f"{LABEL_PREFIX}cluster={cluster}", f"{LABEL_PREFIX}node={node}"]
         self._rules = rules or ContainerRules()
-        self._on_pull = on_pull
+        self._on_pull = on_pull or self.notes.pulled
         self._sleep = sleep
         self._client = DockerClient(url)
         self._facts = "not opened"
@@ -154,16 +160,40 @@ class DockerEngine:
             identity = await self._create(name, body, launch)
         else:
             identity = str(existing["Id"])  # an agent was killed between create and start
+        warning = await self._cuda_warning(launch)
+        if warning:
+            _log.warning("cuda_mismatch", image=launch.component.image, why=warning)
         try:
             await self._client.ask(self._client.api.containers.container(identity).start())
         except DockerRefusal as refusal:
             await self._discard(identity)
-            raise _start_refused(refusal, launch) from refusal
+            refused = _start_refused(refusal, launch, warning)
+            self.notes.refused(refused.code, refused.text)
+            raise refused from refusal
+        if launch.cards and launch.component.gpu and self._rules.device_requests:
+            self.notes.started()
         shown = await self._show(identity)
         if shown is None:
             raise EngineError(f"container {name} vanished right after its start: removed by somebody else")
         self._story.started(name, shown)
-        return self._running(shown)
+        running = self._running(shown)
+        return msgspec.structs.replace(running, warning=warning) if warning else running
+
+    async def _cuda_warning(self, launch: Launch) -> str:
+        """Nothing is held up by it: the toolkit, or the program itself, has the last word."""
+        if not launch.cards or not launch.component.gpu or not launch.cuda_version:
+            return ""
+        try:
+            image = await self._client.ask(
+                self._client.api.images.inspect(image_reference(launch.component.image))
+            )
+        except (DockerRefusal, EngineError):
+            return ""
+        return cuda_warning(
+            (image.get("Config") or {}).get("Env") or (),
+            cuda_version=launch.cuda_version,
+            driver_version=launch.driver_version,
+        )
 
     async def signal(self, running: Running, name: str) -> None:
         with contextlib.suppress(ValueError):
@@ -198,6 +228,20 @@ class DockerEngine:
                 f"container {running.ref[:12]} of {running.component} still runs after SIGKILL: "
                 "held by the kernel or a driver (state D)? then reboot the node"
             )
+
+    async def execute(self, running: Running, command: tuple[str, ...]) -> int:
+        container = self._client.api.containers.container(running.ref)
+        try:
+            execution = await self._client.ask(container.exec(list(command), stdout=False, stderr=False))
+            await self._client.ask(execution.start(detach=True))
+            shown = await self._client.ask(execution.inspect())
+            while shown.get("Running"):
+                await asyncio.sleep(EXECUTION_POLL_SECONDS)
+                shown = await self._client.ask(execution.inspect())
+        except DockerRefusal as refusal:
+            raise EngineError(f"no command in container {running.ref[:12]}: {refusal.text}") from refusal
+        code = shown.get("ExitCode")
+        return code if isinstance(code, int) else -1
 
     async def inventory(self) -> Sequence[Running]:
         listed = await self._list()
@@ -355,6 +399,7 @@ class DockerEngine:
                 stream.cancel()
                 await asyncio.gather(stream, return_exceptions=True)
             self._shown.clear()  # whatever happened meanwhile was not seen
+            self.notes.returned()
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, EVENTS_BACKOFF_SECONDS_MAX)
 
@@ -379,8 +424,10 @@ class DockerEngine:
             )
 
 
-def _start_refused(refusal: DockerRefusal, launch: Launch) -> Exception:
+def _start_refused(refusal: DockerRefusal, launch: Launch, warning: str = "") -> StartRefused:
     name, text = launch.component.name, refusal.text
+    if UNSATISFIED in text:
+        return StartRefused("driver_too_old", f"{name}: {warning or text}")
     if any(words in text for words in NO_RUNTIME):
         return StartRefused("runtime_missing", f"{text}: {RUNTIME_REMEDY}")
     if any(words in text for words in PORT_TAKEN):

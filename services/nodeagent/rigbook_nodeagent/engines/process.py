@@ -32,7 +32,15 @@ from rigbook_nodeagent.engines import output, records
 from rigbook_nodeagent.engines.cgroups import Cgroups
 from rigbook_nodeagent.engines.component_process import ComponentProcess, spawn, stray
 from rigbook_nodeagent.engines.pidfds import exit_returncode, open_pidfd, tells_exit
-from rigbook_nodeagent.engines.procfs import ProcessTable, Stat, Tagged, boot_id, send_signal, stat_of
+from rigbook_nodeagent.engines.procfs import (
+    ProcessTable,
+    Stat,
+    Tagged,
+    boot_id,
+    environment_of,
+    send_signal,
+    stat_of,
+)
 from rigbook_nodeagent.engines.protocol import Ended, EngineError, Launch, Running, StartRefused
 
 if TYPE_CHECKING:
@@ -169,6 +177,32 @@ class ProcessEngine:
             send_signal(process.pid, process.spawned.start_ticks, signal.Signals[name])
         except (KeyError, PermissionError) as error:
             raise EngineError(f"no {name} to {running.component}: {error}") from error
+
+    async def execute(self, running: Running, command: tuple[str, ...]) -> int:
+        """With the environment of its main process, which has its own PATH and cards in it."""
+        process = self._processes.get(_key(running))
+        if process is None or not process.main_runs or not command:
+            raise EngineError(f"{running.component} of epoch {running.epoch} does not run")
+        try:
+            raw = environment_of(process.pid)
+            pairs = (item.partition(b"=") for item in raw.split(b"\0") if item)
+            child = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=process.folder / "files",
+                env={os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+        except (OSError, ValueError) as error:
+            raise EngineError(f"cannot run {command[0]!r}: {error}") from error
+        try:
+            return await child.wait()
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+            raise
 
     async def inventory(self) -> Sequence[Running]:
         tagged = self._scan()

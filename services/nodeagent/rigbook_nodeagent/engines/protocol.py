@@ -57,6 +57,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     card_memory_bytes: int  # of the smallest card, for engines that want a share
     environment: Mapping[str, str]  # from the Gpus driver, plus RIGBOOK_* of the agent
     traceparent: str = ""
+    cuda_version: str = ""  # the newest that the node's driver runs
+    driver_version: str = ""
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +82,9 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     stopped_by_us: bool = False  # an order to stop was recorded before the end
     oom_killed: bool | None = None
     cgroup: str = ""  # folder of its memory cgroup, where the engine made one
+    address: str = ""  # where its own ports can be reached, when it has a network of its own
     image: str = ""  # id of the image it runs
+    warning: str = ""  # what may go wrong with it, known before its start
     replaced: str = ""  # this is not what was started for the epoch: somebody put it in its place
     image_changed: bool = False  # and it is of another image
     other_boot: bool = False  # it was started before this machine was last started
@@ -129,6 +133,10 @@ class Engines(Protocol):
 
         Raises EngineError.
         """
+        ...
+
+    async def execute(self, running: Running, command: tuple[str, ...]) -> int:
+        """Run a command beside it, in its own environment; the exit code. Raises EngineError."""
         ...
 
     async def inventory(self) -> Sequence[Running]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Unopened"]
 
+NO_HINTS: tuple[Ended, ...] = ()
+
 
 class Unopened:
     """Stands in for an engine until it opens. Containers of an earlier run may live behind it."""
@@ -39,6 +41,9 @@ class Unopened:
     async def signal(self, running: Running, name: str) -> None:
         raise self._unknown()
 
+    async def execute(self, running: Running, command: tuple[str, ...]) -> int:
+        raise self._unknown()
+
     async def inventory(self) -> Sequence[Running]:
         raise self._unknown()
 
@@ -50,12 +55,13 @@ class Unopened:
 
     async def ends(self) -> AsyncIterator[Ended]:
         await asyncio.Event().wait()
-        raise self._unknown()
-        yield  # an iterator, of nothing
+        for hint in NO_HINTS:
+            yield hint
 
     async def logs(self, running: Running, *, follow: bool, lines_max: int) -> AsyncIterator[bytes]:
-        raise self._unknown()
-        yield
+        if self.kind:
+            raise self._unknown()
+        yield b""
 
     async def close(self) -> None:
         return

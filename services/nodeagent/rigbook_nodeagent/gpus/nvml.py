@@ -23,7 +23,10 @@ import pynvml
 from rigbook_schemas.values import CardInventory, CardObservation, ProcessObservation
 from rigbook_schemas.wire import rfc3339
 
+from rigbook_nodeagent.gpus import xids
 from rigbook_nodeagent.gpus.nvml_calls import Memory, NvmlCalls, error_code, is_error
+from rigbook_nodeagent.gpus.nvml_events import NvmlEvents
+from rigbook_nodeagent.gpus.nvml_health import COMPUTE_MODES, Health, health_of, throttles_of
 from rigbook_nodeagent.gpus.plausible import LastGood
 from rigbook_nodeagent.gpus.protocol import DriverFacts, GpusError
 from rigbook_nodeagent.gpus.visibility import visible_environment
@@ -36,10 +39,12 @@ __all__ = ["UNIFIED_MODELS", "NvmlGpus"]
 UNIFIED_SHARE: Final = 0.75  # of the host's RAM: the system and the CPU side of the workload need the rest
 # Devices without memory of their own, by a part of their name.
 UNIFIED_MODELS: Final = ("GB10", "Orin", "Thor", "Xavier", "Tegra", "Jetson")
-COMPUTE_MODES: Final = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 UNKNOWN_MODEL: Final = "unknown model"
 PROHIBITED: Final = 2
 MIG_INSTANCES_MAX: Final = 100
+# A card of which Xid 79 was heard counts as lost for this long, whatever it still answers: what is read from it may
+# be a shadow. A card that was reset answers again afterwards.
+FALLEN_SECONDS: Final = 600.0
 
 REMEDIES: Final = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not here: install the NVIDIA driver, or use "
@@ -66,6 +71,9 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     card: CardInventory
     handle: Any
+    health: Health = Health()
+    lost: bool = False
+    minor: int | None = None  # of its device node; a MIG instance has others
 
 
 class NvmlGpus:
@@ -90,6 +98,8 @@ class NvmlGpus:
         self._calls = NvmlCalls()
         self._last_good = LastGood()
         self._seen: dict[str, _Seen] = {}
+        self._events = NvmlEvents(now_ns)
+        self._reset_ns: dict[str, int] = {}  # when a lost card answered again
 
     @property
     def samples_rejected(self) -> int:
@@ -137,7 +147,29 @@ class NvmlGpus:
             self.inventory()
         elif not self._opened:
             raise GpusError("the driver is not open")
+        self._events.hear()
         return [self._sampled(one) for one in self._seen.values()]
+
+    def device_nodes(self) -> Mapping[str, str]:
+        return {uuid: f"/dev/nvidia{one.minor}" for uuid, one in self._seen.items() if one.minor is not None}
+
+    def limit_processes(self, cards: Mapping[str, bool]) -> Mapping[str, str]:
+        failed: dict[str, str] = {}
+        for uuid, alone in cards.items():
+            one = self._seen.get(uuid)
+            if one is None or one.handle is None or one.card.parent:
+                failed[uuid] = (
+                    "the card does not answer" if one is None or not one.card.parent else "a MIG instance"
+                )
+                continue
+            wanted = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS if alone else pynvml.NVML_COMPUTEMODE_DEFAULT
+            try:
+                if int(pynvml.nvmlDeviceGetComputeMode(one.handle)) != wanted:
+                    pynvml.nvmlDeviceSetComputeMode(one.handle, wanted)
+            except pynvml.NVMLError as error:
+                self._raise_if_gone(error)
+                failed[uuid] = f"compute mode: {error}"
+        return failed
 
     def environment(self, cards: Sequence[str]) -> Mapping[str, str]:
         return visible_environment(cards)
@@ -163,7 +195,7 @@ class NvmlGpus:
         except pynvml.NVMLError as error:  # it is lost, and can still be named
             known = self._seen.get(identity)
             card = known.card if known else _nameless(identity, index)
-            return [_Seen(card=_unusable(card, str(error)), handle=None)]
+            return [_Seen(card=_unusable(card, str(error)), handle=None, lost=True)]
 
     def _described(self, handle: Any, index: int, identity: str) -> list[_Seen]:
         """Raises NVMLError when the card is lost."""
@@ -173,7 +205,14 @@ class NvmlGpus:
         memory_bytes, why = self._capacity(handle, model)
         mig = self._optional(pynvml.nvmlDeviceGetMigMode, handle)
         instances = self._instances(handle, index, identity, pci) if mig and mig[0] else []
-        if mig and mig[0]:
+        self._events.listen(handle, identity)
+        before = self._seen.get(identity)
+        if before is not None and before.lost and before.handle is None:
+            self._reset_ns[identity] = self._now_ns()  # it was gone, and answers again
+        fallen = self._fell_off(identity)
+        if fallen:
+            why = f"Xid {xids.FALLEN_OFF}: {xids.meaning(xids.FALLEN_OFF)}: reset the card or reboot the node"
+        elif mig and mig[0]:
             why = f"in MIG mode with {len(instances)} instances, which are cards of their own"
         elif mode == PROHIBITED:
             why = why or "compute mode is Prohibited: `nvidia-smi -c DEFAULT`"
@@ -188,7 +227,16 @@ class NvmlGpus:
             why=why,
             compute_mode=COMPUTE_MODES[mode] if mode in range(len(COMPUTE_MODES)) else "",
         )
-        return [_Seen(card=card, handle=handle), *instances]
+        health = health_of(handle, self._optional, mode=mode, mig=None if mig is None else bool(mig[0]))
+        minor = self._optional(pynvml.nvmlDeviceGetMinorNumber, handle)
+        return [_Seen(card=card, handle=handle, health=health, lost=fallen, minor=minor), *instances]
+
+    def _fell_off(self, identity: str) -> bool:
+        """Was Xid 79 heard of it, and was it not seen lost and back since?"""
+        heard_ns = self._events.last_ns(identity, xids.FALLEN_OFF)
+        if not heard_ns or heard_ns <= self._reset_ns.get(identity, 0):
+            return False
+        return self._now_ns() - heard_ns < FALLEN_SECONDS * 1e9
 
     def _instances(self, handle: Any, index: int, parent: str, pci: Any) -> list[_Seen]:
         found: list[_Seen] = []
@@ -249,7 +297,7 @@ class NvmlGpus:
             for one in self._seen.values()
             if one.card.parent in parents
         ]
-        return [_Seen(card=card, handle=None) for card in (*lost, *instances)]
+        return [_Seen(card=card, handle=None, lost=True) for card in (*lost, *instances)]
 
     def _is_unified(self, model: str) -> bool:
         return any(name in model.lower() for name in self._unified_models)
@@ -258,13 +306,20 @@ class NvmlGpus:
 
     def _sampled(self, one: _Seen) -> CardObservation:
         as_of = rfc3339(self._now_ns())
+        uuid = one.card.uuid
+        heard = self._events.of(one.card.parent or uuid)
         if one.handle is None:
-            return CardObservation(uuid=one.card.uuid, as_of=as_of, unknown=one.card.why)
+            return CardObservation(uuid=uuid, as_of=as_of, unknown=one.card.why, lost=one.lost, xids=heard)
+        if self._fell_off(one.card.parent or uuid):
+            why = f"Xid {xids.FALLEN_OFF}: {xids.meaning(xids.FALLEN_OFF)}"
+            return CardObservation(uuid=uuid, as_of=as_of, unknown=why, lost=True, xids=heard)
         try:
             observation = self._read(one, as_of)
         except pynvml.NVMLError as error:
             self._raise_if_gone(error)
-            return CardObservation(uuid=one.card.uuid, as_of=as_of, unknown=str(error))
+            gone = is_error(error, *CARD_GONE)
+            return CardObservation(uuid=uuid, as_of=as_of, unknown=str(error), lost=gone, xids=heard)
+        observation = msgspec.structs.replace(one.health.put_into(observation), xids=heard)
         return self._last_good.judged(observation, total_bytes=one.card.memory_bytes)
 
     def _read(self, one: _Seen, as_of: str) -> CardObservation:
@@ -312,6 +367,7 @@ class NvmlGpus:
             processes=processes,
             as_of=as_of,
             unknown=unknown,
+            throttles=throttles_of(handle, self._optional),
         )
 
     def _number(self, function: Callable[..., Any], *arguments: Any) -> float | None:
@@ -340,6 +396,7 @@ class NvmlGpus:
 
     def _forget_driver(self) -> None:
         """So that the next `open` starts from the beginning. Handles are worth nothing afterwards."""
+        self._events.forget()
         if self._opened:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()

@@ -61,6 +61,17 @@ class Gpus(Protocol):
         """What each card shows now; attribution of processes to epochs is the agent's business."""
         ...
 
+    def device_nodes(self) -> Mapping[str, str]:
+        """Cards to their device nodes, such as `/dev/nvidia3`; those of which it cannot be told are left out."""
+        ...
+
+    def limit_processes(self, cards: Mapping[str, bool]) -> Mapping[str, str]:
+        """Let one process at a time onto a card (True), or as many as come (False). Idempotent.
+
+        Why it could not be done, by card. Raises GpusError when the driver is away.
+        """
+        ...
+
     def environment(self, cards: Sequence[str]) -> Mapping[str, str]:
         """Variables that make a plain process see just these cards (UUIDs), in this order."""
         ...

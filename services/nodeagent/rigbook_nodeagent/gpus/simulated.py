@@ -5,7 +5,8 @@ it by a file that counts while the process lives. So a program that is killed gi
 that survives its stop keeps it, and a program that Rigbook does not know can squat, all for real.
 
 Faults for tests, one word in a file named `fault`:
-  in a card's folder: `lost`, `unknown` (memory unreadable), `absurd` (more used than there is), `hang`
+  in a card's folder: `lost`, `unknown` (memory unreadable), `absurd` (more used than there is), `hang`,
+    `residue` (half of the memory is used, and no process holds it)
   in the driver's folder: `mismatch` (driver/library), `absent`, `hang`
 A hang lasts until the file is gone.
 """
@@ -18,10 +19,10 @@ import uuid
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rigbook_schemas.values import GIB, CardInventory, CardObservation, ProcessObservation
+from rigbook_schemas.values import GIB, CardInventory, CardObservation, ProcessObservation, Xid
 from rigbook_schemas.wire import rfc3339
 
-from rigbook_nodeagent.gpus import holding
+from rigbook_nodeagent.gpus import holding, xids
 from rigbook_nodeagent.gpus.plausible import LastGood
 from rigbook_nodeagent.gpus.protocol import DriverFacts, GpusError
 from rigbook_nodeagent.gpus.visibility import visible_environment
@@ -141,6 +142,7 @@ class SimulatedGpus:
             for index, model in enumerate(self._models)
         ]
         self._last_good = LastGood()
+        self._alone: set[str] = set()  # cards that admit one process at a time
 
     @property
     def samples_rejected(self) -> int:
@@ -190,6 +192,19 @@ class SimulatedGpus:
             for card, model in zip(self._cards, self._models, strict=True)
         ]
 
+    def device_nodes(self) -> Mapping[str, str]:
+        """A simulated card has none."""
+        return {}
+
+    def limit_processes(self, cards: Mapping[str, bool]) -> Mapping[str, str]:
+        """Told and shown, not enforced: whoever may write into the folder can hold a card."""
+        self._answers()
+        known = {card.uuid for card in self._cards}
+        self._alone = {
+            uuid for uuid in {*self._alone, *cards} if cards.get(uuid, uuid in self._alone)
+        } & known
+        return {uuid: "the card does not answer" for uuid in cards if uuid not in known}
+
     def environment(self, cards: Sequence[str]) -> Mapping[str, str]:
         return {
             **visible_environment(cards),
@@ -204,7 +219,10 @@ class SimulatedGpus:
         as_of = rfc3339(self._now_ns())
         fault = self._fault(card.uuid)
         if fault == "lost":
-            return CardObservation(uuid=card.uuid, as_of=as_of, unknown="GPU is lost (simulated)")
+            fallen = Xid(code=xids.FALLEN_OFF, at=as_of, meaning=xids.meaning(xids.FALLEN_OFF))
+            return CardObservation(
+                uuid=card.uuid, as_of=as_of, unknown="GPU is lost (simulated)", lost=True, xids=(fallen,)
+            )
         try:
             holders = holding.holdings(str(self._directory), card.uuid)
         except OSError as error:
@@ -219,6 +237,8 @@ class SimulatedGpus:
             power_watts=round(model.watts_max * (0.08 + 0.8 * load / 100), 1),
             fan_percent=round(0.6 * load, 1),
             ecc_uncorrected=0,
+            power_limit_watts=model.watts_max,
+            compute_mode="Exclusive_Process" if card.uuid in self._alone else "Default",
             processes=tuple(
                 ProcessObservation(pid=held.pid, memory_bytes=held.bytes, command=held.command)
                 for held in holders
@@ -231,6 +251,10 @@ class SimulatedGpus:
                 memory_used_bytes=None,
                 processes=None,
                 unknown="memory: Unknown Error (simulated)",
+            )
+        if fault == "residue":
+            return msgspec.structs.replace(
+                observation, memory_used_bytes=max(observation.memory_used_bytes or 0, card.memory_bytes // 2)
             )
         if fault == "absurd":
             return msgspec.structs.replace(observation, memory_used_bytes=3 * card.memory_bytes)

@@ -18,7 +18,7 @@ import msgspec
 from rigbook_nodeagent.gpus.protocol import GpusError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rigbook_schemas.values import CardInventory, CardObservation
 
@@ -84,6 +84,12 @@ class GpuWorker:
 
     async def sample(self) -> Sequence[CardObservation]:
         return await self._ask("sample", self._gpus.sample)
+
+    async def device_nodes(self) -> Mapping[str, str]:
+        return await self._ask("device_nodes", self._gpus.device_nodes)
+
+    async def limit_processes(self, cards: Mapping[str, bool]) -> Mapping[str, str]:
+        return await self._ask("limit_processes", lambda: self._gpus.limit_processes(cards))
 
     async def close(self) -> None:
         """Close the driver and end the thread; a hung one is left behind (it ends with the process)."""
