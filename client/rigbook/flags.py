@@ -20,7 +20,7 @@ from rigbook.moments import MomentError, parse_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Flags", "demand_of"]
+__all__ = ["Flags", "demand_of", "env_of", "port_of"]
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -46,11 +46,15 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     priority: str = "normal"
     max_run: str = ""
     restart: str = "never"
+    headroom: str = ""
+    weights: str = ""  # model weights that it loads: a node that has them is preferred
+    idle_max: str = ""
+    component: Component | None = None  # ready made, by an engine's preset
 
 
 def demand_of(flags: Flags) -> DemandRaised:
     """The demand, its id still the name. Raises Invalid, Unusable."""
-    if not flags.command and not flags.image:
+    if not flags.command and not flags.image and flags.component is None:
         raise Unusable("nothing to run", remedy="give a command behind --, or an --image")
     if not flags.project:
         raise Unusable("no project", remedy="give --project NAME, or set $RIGBOOK_PROJECT")
@@ -78,17 +82,21 @@ def demand_of(flags: Flags) -> DemandRaised:
             node=flags.node,
             require=pairs("--require", flags.require),
             prefer=pairs("--prefer", flags.prefer),
+            headroom=_headroom(flags.headroom),
+            weights=flags.weights,
         ),
         components=(
-            Component(
+            flags.component
+            or Component(
                 command=flags.command,
                 image=flags.image,
-                env=_env(flags.env),
-                ports=tuple(_port(text) for text in flags.ports),
+                env=env_of(flags.env),
+                ports=tuple(port_of(text) for text in flags.ports),
             ),
         ),
         priority=_priority(flags.priority),
-        max_run_seconds=_duration(flags.max_run),
+        max_run_seconds=_duration("--max-run", flags.max_run),
+        idle_seconds_max=_duration("--idle-max", flags.idle_max),
         restart=Restart(policy=_restart(flags)),
     )
 
@@ -126,7 +134,8 @@ def _mode(text: str) -> Mode:
         raise _invalid("--mode", f"{text!r} is no mode", ", ".join(Mode)) from None
 
 
-def _env(texts: Sequence[str]) -> dict[str, str]:
+def env_of(texts: Sequence[str]) -> dict[str, str]:
+    """Variables of `--env NAME=VALUE`. Raises Invalid."""
     found = pairs("--env", texts)
     for key in found:
         if not _VARIABLE.fullmatch(key):
@@ -134,7 +143,8 @@ def _env(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _port(text: str) -> Port:
+def port_of(text: str) -> Port:
+    """`8000` or `8000:80`. Raises Invalid."""
     inner, colon, outer = text.partition(":")
     if (
         not inner.isdigit()
@@ -154,15 +164,27 @@ def _priority(text: str) -> int:
     raise _invalid("--priority", f"{text!r} is no priority", f"0 to 100, or {', '.join(PRIORITIES)}")
 
 
-def _duration(text: str) -> float | None:
+def _headroom(text: str) -> float:
+    if not text:
+        return 1.0
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 1 <= factor <= 4:
+        raise _invalid("--headroom", f"{text!r} is no factor", "a number from 1 to 4, such as 1.2")
+    return factor
+
+
+def _duration(flag: str, text: str) -> float | None:
     if not text:
         return None
     try:
         seconds = parse_duration(text)
     except MomentError as error:
-        raise Invalid(f"--max-run: {error}", code=error.code) from None
+        raise Invalid(f"{flag}: {error}", code=error.code) from None
     if seconds <= 0:
-        raise _invalid("--max-run", f"{text!r} is no time at all", "more than 0")
+        raise _invalid(flag, f"{text!r} is no time at all", "more than 0")
     return seconds
 
 

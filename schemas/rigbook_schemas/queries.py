@@ -118,6 +118,7 @@ class BindingRow(Value):
     # For an agent that has lost its order book: what it would have known.
     workload: Workload = Workload.BATCH
     restart: Restart = Restart()
+    attempt: int = 1  # the start that runs, or is to be the next
     started: tuple[str, ...] = ()  # nodes
     released: tuple[str, ...] = ()  # nodes that hold nothing of it any more
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -169,11 +170,13 @@ def decode(seq: int, subject: str, received_ns: int, body: bytes) -> Record:
 
 def rfc3339(unix_ns: int) -> str:
     """UTC with microseconds, e.g. 2026-11-30T20:25:18.000123Z."""
-    return (
-        datetime.fromtimestamp(unix_ns // 1000 / 1e6, UTC)
-        .isoformat(timespec="microseconds")
-        .replace("+00:00", "Z")
-    )
+    seconds, rest = divmod(unix_ns, 1_000_000_000)
+    return f"{_second(seconds)}.{rest // 1000:06d}Z"
+
+
+@lru_cache(maxsize=64)  # instants come in bunches: most are of the same second
+def _second(unix_seconds: int) -> str:
+    return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def instant(text: str) -> int | None:

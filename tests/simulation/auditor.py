@@ -118,6 +118,7 @@ class Auditor:
         self.begun: set[tuple[int, str]] = set()  # (epoch, node) told to run, and not told to be started again
         self.void: set[int] = set()
         self.kinds: dict[str, int] = {}
+        self.misled: set[str] = set()  # who told something to the wrong log
         self.watching = True  # False while the log that is there is not the right one
 
     # -- the log ---------------------------------------------------------------------------------------------
@@ -139,6 +140,8 @@ class Auditor:
                 "end is lost",
             )
         if not self.watching:
+            if sender is not None:
+                self.misled.add(sender.name)
             return
         follow = _FOLLOW.get(type(record.data))
         if follow is not None:

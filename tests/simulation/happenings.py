@@ -322,11 +322,12 @@ class Happenings:
         right, self._right = self._right, None
         self.world.server.put_back(right)
         self.world.auditor.watching = True
+        misled_names, self.world.auditor.misled = self.world.auditor.misled, set()
         for program in self.world.programs.values():
-            # Who knew less than the wrong log showed took it for the right one. The operator, who put the right
-            # one back, starts these anew without what they had read.
-            misled = program.kind != "agent" and not (program.bus is not None and program.bus.knows_more)
-            if misled:
+            # Who knew less than the wrong log showed took it for the right one; what an agent told it went away
+            # with it. The operator, who put the right one back, starts these anew without what they had read.
+            misled = not (program.bus is not None and program.bus.knows_more)
+            if program.name in misled_names or (misled and program.kind != "agent"):
                 program.kill(arrives=True)
                 program.forget()
                 program.start()

@@ -36,7 +36,15 @@ class Fleet:
     def tell(self, subject: str, data: e.Payload, *, cause: str = "") -> int:
         seq = self.state.position + 1
         record = Record(
-            seq, subject, self.now_ns + seq, f"id-{seq}", "kind", "test", rfc3339(self.now_ns), data, causation=cause
+            seq,
+            subject,
+            self.now_ns + seq,
+            f"id-{seq}",
+            "kind",
+            "test",
+            rfc3339(self.now_ns),
+            data,
+            causation=cause,
         )
         self.causes[record.id] = cause
         self.state = evolve(self.state, record)
@@ -99,7 +107,9 @@ class Fleet:
     def pass_time(self, seconds: float) -> None:
         self.now_ns += int(seconds * SECOND)
 
-    def evict(self, name: str, *, requeue: bool = True, reason: EvictionReason = EvictionReason.DRAIN) -> None:
+    def evict(
+        self, name: str, *, requeue: bool = True, reason: EvictionReason = EvictionReason.DRAIN
+    ) -> None:
         epoch = self.state.demands[name].epoch
         nodes = tuple(share.node for share in self.state.bindings[epoch].shares)
         self.tell(

@@ -1,4 +1,4 @@
-"""`apply`, `submit`, `deploy`, `plan`: asking for GPUs."""
+"""`apply`, `submit`: asking for GPUs. The options that asking has are here, too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,21 @@ if TYPE_CHECKING:
     from rigbook.applying import Applied
     from rigbook.client import Plan
 
-__all__ = ["register"]
+__all__ = [
+    "Contact",
+    "Env",
+    "Files",
+    "Gpu",
+    "Image",
+    "Mode",
+    "Node",
+    "Prefer",
+    "Priority",
+    "Purpose",
+    "Require",
+    "apply_now",
+    "register",
+]
 
 Files = Annotated[
     list[str], typer.Option("--file", "-f", metavar="FILE", help="A demand file; may be given again.")
@@ -73,8 +87,6 @@ def register(app: typer.Typer) -> None:
     own_words = {"allow_interspersed_args": False, "ignore_unknown_options": False}
     app.command("apply")(apply)
     app.command("submit", context_settings=own_words)(submit)
-    app.command("deploy")(deploy)
-    app.command("plan")(plan)
 
 
 def apply(
@@ -89,7 +101,7 @@ def apply(
 ) -> None:
     """Raise the demands of files. The same spec again changes nothing."""
     specs = [filed.spec for filed in read_files(file)]
-    _apply(specs, replace=replace, by=by or me(), as_json=as_json, nats=nats, data=data)
+    apply_now(specs, replace=replace, by=by or me(), as_json=as_json, nats=nats, data=data)
 
 
 def submit(
@@ -141,103 +153,7 @@ def submit(
     )
 
 
-def deploy(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.")],
-    gpu: Gpu,
-    project: Project = "default",
-    image: Image = "",
-    command: Annotated[
-        str, typer.Option("--command", metavar="LINE", help="Command line; no shell reads it.")
-    ] = "",
-    port: Annotated[
-        list[str] | None, typer.Option("--port", metavar="PORT[:PORT_ON_NODE]", help="Published port.")
-    ] = None,
-    mode: Mode = "exclusive",
-    node: Node = "",
-    require: Require = None,
-    prefer: Prefer = None,
-    env: Env = None,
-    priority: Priority = "normal",
-    restart: Annotated[str, typer.Option("--restart", help="never, on-failure or always.")] = "on-failure",
-    purpose: Purpose = "",
-    contact: Contact = "",
-    by: By = "",
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Stop the live one under this name, raise this one.")
-    ] = False,
-    as_json: AsJson = False,
-    nats: Nats = None,
-    data: Data = None,
-) -> None:
-    """Run a service until somebody stops it. The same again changes nothing."""
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise Unusable(f"--command: {error}".lower(), remedy="balance the quotes") from None
-    flags = Flags(
-        workload=Workload.SERVICE, gpu=gpu, project=project, owner=by or me(), contact=contact, name=name,
-        command=words, image=image, ports=tuple(port or ()), mode=mode, node=node, require=tuple(require or ()),
-        prefer=tuple(prefer or ()), env=tuple(env or ()), priority=priority, restart=restart, purpose=purpose,
-    )  # fmt: skip
-    _apply([demand_of(flags)], replace=replace, by=by or me(), as_json=as_json, nats=nats, data=data)
-
-
-def plan(file: Files, as_json: AsJson = False, nats: Nats = None, data: Data = None) -> None:
-    """Where the demands of files would go, each on its own; nothing is recorded.
-
-    Exit code: 0 all fit now, 10 some would wait, 7 some can never be met.
-    """
-    specs = [identified(filed.spec, secrets.token_hex(8)) for filed in read_files(file)]
-
-    async def go() -> list[Plan]:
-        async with connected(nats, data) as client:
-            return [await client.plan(spec) for spec in specs]
-
-    plans = run(go())
-    if as_json:
-        json_line({"items": [_plain(spec, answer) for spec, answer in zip(specs, plans, strict=True)]})
-    else:
-        for spec, answer in zip(specs, plans, strict=True):
-            _show_plan(spec, answer)
-    if any(answer.never for answer in plans):
-        raise typer.Exit(Exit.REFUSED)
-    if any(answer.bound is None for answer in plans):
-        raise typer.Exit(Exit.WAITS)
-
-
-def _plain(spec: DemandRaised, answer: Plan) -> dict[str, Any]:
-    bound = answer.bound
-    return {
-        "name": spec.name,
-        "position": answer.position,
-        "fits": bound is not None,
-        "never": answer.never,
-        "shares": [{"node": share.node, "allotments": share.allotments} for share in bound.shares]
-        if bound
-        else [],
-        "reasons": answer.reasons,
-        "evict": answer.evict,
-    }
-
-
-def _show_plan(spec: DemandRaised, answer: Plan) -> None:
-    r = spec.resources
-    say(f"{spec.name}: {asked(r.memory_bytes, r.count, r.mode)}, as of position {answer.position}", "bold")
-    if answer.bound is not None:
-        for share in answer.bound.shares:
-            for allotment in share.allotments:
-                say(
-                    f"  would go to {short_card(allotment.card)} of node {share.node}, {gib(allotment.memory_bytes)} {allotment.mode}"
-                )
-        return
-    say("  can never be met as it is:" if answer.never else "  would wait:")
-    for reason in answer.reasons:
-        say(f"    {sentence(reason)}")
-    if not answer.reasons:
-        say("    the placer gave no reason")
-
-
-def _apply(
+def apply_now(
     specs: list[DemandRaised], *, replace: bool, by: str, as_json: bool, nats: str | None, data: Path | None
 ) -> None:
     async def go() -> list[Applied]:

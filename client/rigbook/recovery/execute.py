@@ -54,9 +54,11 @@ async def carry_out(
         if plan.copy:
             told(f"appending {len(plan.copy)} events of the second copy again")
             await work.append_copy()
-        if plan.skip_to > work.last:
-            told(f"skipping the sequences {work.last + 1} to {plan.skip_to}")
-            await work.skip()
+        if plan.how == "adopted" or plan.said or plan.join or plan.skip_to > work.last:
+            # At least one: from here on everybody who follows this log waits for the recovery's end.
+            end = max(plan.skip_to, work.last + 1)
+            told(f"skipping the sequences {work.last + 1} to {end}; nobody decides until this is over")
+            await work.skip(end)
         for node in plan.join:
             told(f"asking the agent of {node} to tell its inventory")
             await work.join(node)
@@ -116,10 +118,10 @@ class _Work:
                 batch.append((row.subject, body, event or f"copy-{self._plan.generation}-{row.seq}"))
             await self._append(batch)
 
-    async def skip(self) -> None:
+    async def skip(self, end: int) -> None:
         data = e.SequenceSkipped(generation=self._plan.generation, by=self._by)
-        while self.last < self._plan.skip_to:
-            count = min(WINDOW, self._plan.skip_to - self.last)
+        while self.last < end:
+            count = min(WINDOW, end - self.last)
             await self._append(
                 [self._drafted(subjects.policy(subjects.RECOVERY), data) for _ in range(count)]
             )

@@ -21,18 +21,19 @@ import msgspec
 from rigbook_ledger.state import Phase
 from rigbook_schemas import events as e
 from rigbook_schemas import subjects
+from rigbook_schemas.events import Payload
+from rigbook_schemas.queries import RawRow
 from rigbook_schemas.values import Owner, Request
 from rigbook_schemas.wire import rfc3339
 
-from rigbook.recovery.survey import what_was_lost
+from rigbook.recovery.survey import Lost, what_was_lost
 
 if TYPE_CHECKING:
     from rigbook_ledger.state import Binding, State
-    from rigbook_schemas.events import Payload
-    from rigbook_schemas.queries import AgentOrder, RawRow
+    from rigbook_schemas.queries import AgentOrder
     from rigbook_schemas.values import NodeShare
 
-    from rigbook.recovery.survey import Lost, Survey
+    from rigbook.recovery.survey import Survey
 
 __all__ = ["Plan", "Said", "plan"]
 

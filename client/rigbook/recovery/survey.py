@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rigbook_bus.protocol import BusError
+from rigbook_bus.protocol import BusError, StreamFacts
 from rigbook_ledger.evolve import evolve
 from rigbook_ledger.state import State
 from rigbook_schemas import events as e
@@ -21,7 +21,7 @@ from rigbook.failures import NoAnswer, RigbookFailure, of_bus
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
-    from rigbook_bus.protocol import Message, StreamFacts
+    from rigbook_bus.protocol import Message
 
     from rigbook.client import Client
 
@@ -69,7 +69,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def troubled(self) -> bool:
-        return bool(self.safe_mode or self.distrusting)
+        return bool(self.safe_mode or self.distrusting or self.now.recovering)
 
     @property
     def known_position(self) -> int:
@@ -83,6 +83,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
         """Of the latest recovery that anybody knows of."""
         told = [report.generation for report in self.agents.values() if report is not None]
         status = self.status.generation if self.status is not None else 0
+        # One that was begun and not finished is begun again under its own number.
         return max([self.now.generation, self.before.generation if self.before else 0, status, *told])
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "known_of",
     "latest_recovery",
     "ledger_doubts",
+    "recovery_under_way",
 ]
 
 # A decider that gets no word from a ledger in this time decides by what it sees itself.
@@ -148,6 +149,13 @@ async def latest_recovery(bus: Bus, facts: StreamFacts) -> Record | None:
 def _generation(recovery: Record) -> int:
     assert isinstance(recovery.data, e.LogRecovered)
     return recovery.data.generation
+
+
+def recovery_under_way(state: State) -> str:
+    """Why nobody decides now; "" when no recovery has begun that is not finished."""
+    if not state.recovering:
+        return ""
+    return f"recovery {state.recovering} of the log has begun and is not finished: `rigbook recover`"
 
 
 async def ledger_doubts(bus: Bus) -> str:

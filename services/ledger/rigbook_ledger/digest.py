@@ -30,6 +30,7 @@ def digest(state: State) -> str:
             state.finding_count,
             state.unknown_count,
             state.generation,
+            state.recovering,
         ),
         sorted(state.nodes.items()),
         sorted(state.cards.items()),

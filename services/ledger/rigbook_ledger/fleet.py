@@ -261,7 +261,9 @@ def unknown_accepted(state: State, record: Record, data: e.UnknownAccepted) -> N
 
 
 def sequence_skipped(state: State, record: Record, data: e.SequenceSkipped) -> None:
-    """Nothing but its place on the log."""
+    """Its place on the log, and that a recovery is under way: until its end nobody decides."""
+    if data.generation > state.generation:
+        state.recovering = data.generation
 
 
 def log_recovered(state: State, record: Record, data: e.LogRecovered) -> None:
@@ -273,4 +275,4 @@ def log_recovered(state: State, record: Record, data: e.LogRecovered) -> None:
             f"recovery {data.generation} after recovery {state.generation}; it changes nothing",
         )
         return
-    state.generation = data.generation
+    state.generation, state.recovering = data.generation, 0

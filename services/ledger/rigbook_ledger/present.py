@@ -178,6 +178,7 @@ def binding_rows(
                 eviction="" if binding.eviction is None else binding.eviction.reason.value,
                 workload=holder.spec.workload,
                 restart=holder.spec.restart,
+                attempt=holder.attempt + (1 if holder.verdict is not None and not binding.started else 0),
                 started=binding.started,
                 released=binding.released,
             ),

@@ -272,6 +272,7 @@ class State:
         "position",
         "projects",
         "received_ns",
+        "recovering",
         "touched",
         "unchained",
         "unknown_count",
@@ -285,6 +286,7 @@ class State:
         self.event_id = ""  # of the event at `position`
         self.received_ns = 0
         self.generation = 0  # of the latest recovery of the log; 0 = it was never lost
+        self.recovering = 0  # generation of the one under way: deciders wait for its end
         self.chained = b""  # running hash over whole runs of `CHAIN_RUN` entries
         # Entries since then: an event's id, before it its sequence when it is not the one after the last.
         self.unchained: list[str | int] = []
@@ -363,6 +365,7 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     event_id: str
     received_ns: int
     generation: int
+    recovering: int
     chained: bytes
     unchained: list[str | int]
     nodes: list[Node]
@@ -392,6 +395,7 @@ def snapshot(state: State) -> bytes:
             event_id=state.event_id,
             received_ns=state.received_ns,
             generation=state.generation,
+            recovering=state.recovering,
             chained=state.chained,
             unchained=state.unchained,
             nodes=list(state.nodes.values()),
@@ -417,7 +421,7 @@ def restore(data: bytes) -> State:
     state = State()
     state.position, state.own_position = saved.position, saved.own_position
     state.event_id, state.received_ns = saved.event_id, saved.received_ns
-    state.generation = saved.generation
+    state.generation, state.recovering = saved.generation, saved.recovering
     state.chained, state.unchained = saved.chained, saved.unchained
     state.nodes = {node.name: node for node in saved.nodes}
     state.cards = {card.uuid: card for card in saved.cards}

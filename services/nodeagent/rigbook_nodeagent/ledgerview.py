@@ -81,4 +81,5 @@ def _order(row: BindingRow, node: str) -> Order | None:
         stop=stop,
         # Whatever ran of it ran under a book that is lost: nothing is begun a second time.
         started=node in row.started,
+        attempt=row.attempt,
     )

@@ -128,20 +128,22 @@ class OrderBook:
 
     def begin_anew(self, position: int, orders: list[Order], *, boot: str) -> None:
         """What the ledger says at `position` is what is open; all else up to there is closed."""
-        # A stop order that was read and kept says more than the ledger's view of it.
-        stops = {epoch: order.stop for epoch, order in self.open_orders.items() if order.stop is not None}
-        started = {epoch for epoch, order in self.open_orders.items() if order.started}
-        self.open_orders = {
-            o.epoch: msgspec.structs.replace(
-                o, stop=stops.get(o.epoch, o.stop), started=o.started or o.epoch in started
-            )
-            for o in orders
-        }
+        self.open_orders = {o.epoch: self._merged(o) for o in orders}
         self._fold(_Line(known=position))
         self._closed.clear()
         self._early.clear()
         self.trusted, self._boot = True, boot
         self._compact()
+
+    def _merged(self, told: Order) -> Order:
+        """What is left of the book may say more than the ledger's view: a stop order, a later start."""
+        ours = self.open_orders.get(told.epoch)
+        if ours is None:
+            return told
+        latest = max(told, ours, key=lambda order: (order.attempt, order.started))
+        return msgspec.structs.replace(
+            told, stop=ours.stop or told.stop, attempt=latest.attempt, started=latest.started
+        )
 
     def take(self, record: Record) -> Order | Stop | None:
         """Fold one record of the log; what is new in it for this node, or None.

@@ -21,6 +21,7 @@ from rigbook_ledger.continuity import (
     LogDiscontinued,
     LogRecovered,
     check_continues,
+    ledger_doubts,
 )
 from rigbook_schemas import events as e
 

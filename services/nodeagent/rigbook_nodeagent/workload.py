@@ -43,6 +43,7 @@ from rigbook_nodeagent.probing import Probing
 from rigbook_nodeagent.release import baseline_of, still_held
 from rigbook_nodeagent.restart import seconds_until_again
 from rigbook_nodeagent.startgate import StartGate, start_seconds_max
+from rigbook_nodeagent.strays import end_strays, strays_of
 from rigbook_nodeagent.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
@@ -549,6 +550,7 @@ class WorkloadRun:
                         unusable={c.uuid for c in self._s.cards.inventory if not c.usable},
                     )
                 )
+                await self._end_strays(sample)
             if not why:
                 self.unreleased = None
                 return
@@ -560,6 +562,18 @@ class WorkloadRun:
                 told = True
                 self._log.warning("ended, and its cards are not seen free yet", why=why)
             await self._wait(VERIFY_SECONDS)
+
+    async def _end_strays(self, sample: Sequence[CardObservation]) -> None:
+        """What no engine lists and a card shows under this epoch: ended, where the order reaches everything."""
+        stop = self._now.stop
+        if stop is None or stop.scope is not StopScope.EVERYTHING:
+            return
+        if strays := strays_of(sample, epoch=self._epoch, demand=self._order.demand):
+            self._log.warning("stopping what only a card shows", pids=sorted(strays))
+            try:
+                await end_strays(strays, grace_seconds=stop.grace_seconds, clock=self._s.clock)
+            except EngineError as error:
+                self._log.warning("stop failed; will try again", why=str(error))
 
     # -- telling ----------------------------------------------------------------------------
 

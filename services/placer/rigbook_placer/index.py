@@ -50,6 +50,11 @@ ABLE_MAX: Final = 2_000
 
 _MODE: Final[dict[Mode | None, int]] = {None: -1, Mode.EXCLUSIVE: 0, Mode.MEMORY_SLICE: 1, Mode.TIME_SLICE: 2}
 _GROW: Final = 1024
+_ALL: Final = slice(None)
+# After so many changes the most that a card has free is looked up anew.
+ROOMIEST_CHANGES: Final = 1024
+# From this many changed nodes on they are scored all at once.
+TOGETHER_MIN: Final = 6
 
 _Score = tuple[int, ...]
 _Field = TypeVar("_Field", np.int64, np.bool_)
@@ -95,21 +100,30 @@ class Index:
         self._eligible: dict[tuple[tuple[str, ...], tuple[tuple[str, str], ...], str], Bools] = {}
         self._changes: list[int] = []
         self._base = 0  # changes forgotten
-        self.gained = 0  # counts changes that may let something fit that did not
+        self._gains: list[int] = []  # nodes whose change may let something fit that did not
+        self._gains_base = 0
+        self._rows_of: list[list[int]] = []  # of a node
+        self._roomiest: dict[Mode, int] = {}  # no open card has more free bytes than this, by mode
+        self._roomiest_mark = 0
         self._shapes: OrderedDict[bytes, _Shape] = OrderedDict()
         self._entries = 0
         self._high: dict[int, int] = {}  # epoch of high priority: bytes
         self._cap_priority = state.policy.cap_priority
         self._fleet_bytes = 0
         self._present: dict[str, int] = {}
-        self._largest: dict[int, tuple[int, dict[Mode, int]]] = {}
+        self._largest: dict[int, dict[Mode, int]] = {}
         self.follow(state.nodes, state.cards, state.bindings)
 
     # -- following --------------------------------------------------------------------------
 
     @property
-    def mark(self) -> int:
-        """Counts changes. What was not feasible at a mark is not feasible now unless `gained` says so."""
+    def gained(self) -> int:
+        """Counts changes that may let something fit that did not: the mark for `unfit`."""
+        return self._gains_base + len(self._gains)
+
+    @property
+    def _mark(self) -> int:
+        """Counts all changes."""
         return self._base + len(self._changes)
 
     @property
@@ -156,17 +170,20 @@ class Index:
             cards = [self._state.cards[u] for u in node.cards if u in self._state.cards]
             self._node_free[number] = sum(c.memory_bytes - c.reserved_bytes for c in cards)
             self._changes.append(number)
-        self._largest.clear()
+        half = CHANGES_MAX // 2
         if len(self._changes) > CHANGES_MAX:
-            half = CHANGES_MAX // 2
             del self._changes[:half]
             self._base += half
+        if len(self._gains) > CHANGES_MAX:
+            del self._gains[:half]
+            self._gains_base += half
 
     def _put_node(self, node: Node) -> int:
         number = self._number.get(node.name)
         if number is None:
             number = self._number[node.name] = len(self._names)
             self._names.append(node.name)
+            self._rows_of.append([])
             if number >= len(self._node_open):
                 self._node_open = _grown(self._node_open)
                 self._node_free = _grown(self._node_free)
@@ -174,7 +191,9 @@ class Index:
         self._node_open[number] = node.driver_ok and not node.unreachable_ns and node.cordoned is None
         for (engines, require, name), eligible in self._eligible.items():
             eligible[number] = _eligible(node, engines, require, name)
-        self.gained += 1
+        self._gains.append(number)
+        self._largest.clear()
+        self._roomiest.clear()
         return number
 
     def _put_card(self, card: Card) -> int | None:
@@ -187,12 +206,17 @@ class Index:
             if row >= len(self._total):
                 for name in ("_total", "_free", "_node", "_index", "_model", "_pinned", "_serves", "_open"):
                     setattr(self, name, _grown(getattr(self, name)))
+            self._open[row] = False
+            self._node[row] = number
+            self._rows_of[number].append(row)
+        elif self._node[row] != number:
+            self._rows_of[int(self._node[row])].remove(row)
+            self._rows_of[number].append(row)
         seen = self._seen.get(card.uuid)
-        before_all = (
-            int(self._free[row]),
-            bool(self._open[row]),
-            int(self._serves[row]),
-            int(self._pinned[row]),
+        before = (
+            (int(self._free[row]), int(self._serves[row]), int(self._pinned[row]))
+            if self._open[row]
+            else None
         )
         self._total[row] = card.memory_bytes
         self._free[row] = card.memory_bytes - card.reserved_bytes - (seen.foreign_bytes if seen else 0)
@@ -210,20 +234,27 @@ class Index:
             and card.uuid not in self._kept
             and not (seen is not None and seen.unknown)
         )
-        free, was_open, served, pinned = before_all
-        if self._open[row] and (
-            not was_open
-            or self._free[row] > free
-            or (served != -1 and self._serves[row] != served)
-            or self._pinned[row] != pinned
-        ):
-            self.gained += 1
-        before = self._present.get(card.uuid, 0)
+        if self._open[row]:
+            self._note_gain(row, number, before)
+        was = self._present.get(card.uuid, 0)
         now = card.memory_bytes if card.present else 0
-        if before != now:
+        if was != now:
             self._present[card.uuid] = now
-            self._fleet_bytes += now - before
+            self._fleet_bytes += now - was
         return number
+
+    def _note_gain(self, row: int, number: int, before: tuple[int, int, int] | None) -> None:
+        free, serves = int(self._free[row]), int(self._serves[row])
+        if (
+            before is None
+            or free > before[0]
+            or (before[1] != -1 and serves != before[1])
+            or self._pinned[row] != before[2]
+        ):
+            self._gains.append(number)
+            self._largest.clear()
+            for mode in self._roomiest:
+                self._roomiest[mode] = max(self._roomiest[mode], free)
 
     def _drop_card(self, uuid: str) -> int | None:
         row = self._row.pop(uuid, None)
@@ -231,6 +262,7 @@ class Index:
             return None
         self._open[row] = False
         self._unused.append(row)
+        self._rows_of[int(self._node[row])].remove(row)
         self._fleet_bytes -= self._present.pop(uuid, 0)
         return int(self._node[row])
 
@@ -248,9 +280,10 @@ class Index:
     def best(self, ask: Ask, taste: Taste, policy: str, asker: Asker, count: int) -> tuple[list[str], int]:
         """The `count` best feasible nodes in joining order of equals, and how many feasible ones there are."""
         own = self._own_nodes(asker)
-        if not own and need_bytes(ask.request) > self._largest_since(0).get(ask.request.mode, -1):
+        key = msgspec.msgpack.encode((ask, taste, policy))
+        if not own and key not in self._shapes and need_bytes(ask.request) > self._at_most(ask.request.mode):
             return [], 0
-        shape = self._shape(ask, taste, policy)
+        shape = self._shape(key, ask, taste, policy)
         found: list[tuple[_Score, int]] = []
         popped: list[tuple[_Score, int]] = []
         while shape.heap and len(found) < count:
@@ -289,13 +322,13 @@ class Index:
 
     def unfit(self, ask: Ask, mark: int) -> bool:
         """It was not feasible at `mark`, and what has changed since does not help."""
-        if mark == self.mark:
+        if mark == self.gained:
             return True
-        if mark < self._base:
+        if mark < self._gains_base:
             return False
-        if need_bytes(ask.request) > self._largest_since(mark).get(ask.request.mode, -1):
+        if need_bytes(ask.request) > self._largest_since(mark)[ask.request.mode]:
             return True
-        numbers = set(self._changes[mark - self._base :])
+        numbers = set(self._gains[mark - self._gains_base :])
         if ask.request.nodes > 1 or len(numbers) > PLAIN_NODES_MAX:
             return False
         names = [self._names[n] for n in numbers]
@@ -313,40 +346,45 @@ class Index:
         ]
         return list(dict.fromkeys(self._state.cards[u].node for u in cards if u in self._state.cards))
 
-    def _largest_since(self, mark: int) -> dict[Mode, int]:
-        """Most free bytes of any open card, by mode: of all nodes (mark 0), or of those that changed since."""
-        known = self._largest.get(mark)
-        if known is not None and known[0] == self.mark:
-            return known[1]
-        mask = self._open & self._node_open[self._node] if len(self._open) else self._open
-        if mark:
-            some = np.zeros(len(self._node_open), np.bool_)
-            some[self._changes[mark - self._base :]] = True
-            mask = mask & some[self._node]
-        largest: dict[Mode, int] = {}
-        for mode in Mode:
-            free = self._free[mask & self._serving(mode)]
-            largest[mode] = int(free.max()) if len(free) else -1
-        if len(self._largest) > 64:
-            self._largest.clear()
-        self._largest[mark] = (self.mark, largest)
-        return largest
+    def _at_most(self, mode: Mode) -> int:
+        """No open card has more free bytes in this mode. Seldom too high: bindings lower it a while later."""
+        if mode not in self._roomiest or self._mark - self._roomiest_mark > ROOMIEST_CHANGES:
+            if self._mark - self._roomiest_mark > ROOMIEST_CHANGES:
+                self._roomiest.clear()
+            self._roomiest_mark = self._mark
+            free = self._free[self._open & self._node_open[self._node] & self._serving(mode)]
+            self._roomiest[mode] = int(free.max()) if len(free) else -1
+        return self._roomiest[mode]
 
-    def _serving(self, mode: Mode) -> Bools:
+    def _largest_since(self, mark: int) -> dict[Mode, int]:
+        """No open card of the nodes that gained since has more free bytes, by mode."""
+        known = self._largest.get(mark)
+        if known is None:
+            rows = [row for n in set(self._gains[mark - self._gains_base :]) for row in self._rows_of[n]]
+            some = np.array(rows, np.int64)
+            mask = self._open[some] & self._node_open[self._node[some]]
+            known = {}
+            for mode in Mode:
+                free = self._free[some[mask & self._serving(mode, some)]]
+                known[mode] = int(free.max()) if len(free) else -1
+            if len(self._largest) > 256:
+                self._largest.clear()
+            self._largest[mark] = known
+        return known
+
+    def _serving(self, mode: Mode, rows: Ints | slice = _ALL) -> Bools:
         code = _MODE[mode]
-        fits: Bools = (self._pinned == -1) | (self._pinned == code)
-        fits &= (
-            self._serves == -1 if mode is Mode.EXCLUSIVE else (self._serves == -1) | (self._serves == code)
-        )
+        pinned, serves = self._pinned[rows], self._serves[rows]
+        fits: Bools = (pinned == -1) | (pinned == code)
+        fits &= serves == -1 if mode is Mode.EXCLUSIVE else (serves == -1) | (serves == code)
         return fits
 
     # -- shapes -----------------------------------------------------------------------------
 
-    def _shape(self, ask: Ask, taste: Taste, policy: str) -> _Shape:
-        key = msgspec.msgpack.encode((ask, taste, policy))
+    def _shape(self, key: bytes, ask: Ask, taste: Taste, policy: str) -> _Shape:
         shape = self._shapes.get(key)
         if shape is not None and shape.mark >= self._base:
-            numbers = dict.fromkeys(self._changes[shape.mark - self._base :])
+            numbers = list(dict.fromkeys(self._changes[shape.mark - self._base :]))
             if len(numbers) <= CATCH_UP_MAX:
                 self._shapes.move_to_end(key)
                 self._catch_up(shape, numbers)
@@ -354,7 +392,7 @@ class Index:
         if shape is not None:
             del self._shapes[key]
             self._entries -= len(shape.scores)
-        shape = _Shape(ask, taste, policy, self.mark)
+        shape = _Shape(ask, taste, policy, self._mark)
         shape.scores = self._scores(ask, taste, policy)
         shape.heap = [(score, number) for number, score in shape.scores.items()]
         heapq.heapify(shape.heap)
@@ -366,16 +404,24 @@ class Index:
                 self._entries -= len(oldest.scores)
         return shape
 
-    def _catch_up(self, shape: _Shape, numbers: Iterable[int]) -> None:
+    def _catch_up(self, shape: _Shape, numbers: Sequence[int]) -> None:
+        ask, taste, policy = shape.ask, shape.taste, shape.policy
+        together: dict[int, _Score] | None = None
+        if len(numbers) >= TOGETHER_MIN and policy in _SCORED:
+            rows = np.array([row for n in numbers for row in self._rows_of[n]], np.int64)
+            together = self._scores(ask, taste, policy, rows)
         for number in numbers:
-            score = self._score(shape.ask, shape.taste, shape.policy, self._names[number], self._everybody)
+            if together is not None:
+                score = together.get(number)
+            else:
+                score = self._score(ask, taste, policy, self._names[number], self._everybody)
             if score is None:
                 self._entries -= shape.scores.pop(number, None) is not None
             elif shape.scores.get(number) != score:
                 self._entries += number not in shape.scores
                 shape.scores[number] = score
                 heapq.heappush(shape.heap, (score, number))
-        shape.mark = self.mark
+        shape.mark = self._mark
         if len(shape.heap) > 4 * len(shape.scores) + 64:
             shape.heap = [(score, number) for number, score in shape.scores.items()]
             heapq.heapify(shape.heap)
@@ -387,25 +433,30 @@ class Index:
             return None
         return rank(self._state, ask.request, (option,), self._seen, POLICIES[policy], taste)[0].score
 
-    def _scores(self, ask: Ask, taste: Taste, policy: str) -> dict[int, _Score]:
-        """Of all feasible nodes at once."""
+    def _scores(self, ask: Ask, taste: Taste, policy: str, among: Ints | None = None) -> dict[int, _Score]:
+        """Of all feasible nodes at once; `among`: rows of the nodes to look at."""
         if not len(self._total) or not self._names:
             return {}
         request = ask.request
-        need = need_bytes(request)
-        mask = self._open & (self._free >= need) & self._serving(request.mode)
+        some: Ints | slice = _ALL if among is None else among
+        mask = (
+            self._open[some] & (self._free[some] >= need_bytes(request)) & self._serving(request.mode, some)
+        )
         if request.model:
             asked = plain_model(request.model)
-            mask &= np.isin(self._model, [n for model, n in self._models.items() if asked in model])
-        mask &= (self._node_open & self._eligible_for(ask))[self._node]
-        rows = np.flatnonzero(mask)
+            models = [n for model, n in self._models.items() if asked in model]
+            mask &= np.isin(self._model[some], models)
+        mask &= (self._node_open & self._eligible_for(ask))[self._node[some]]
+        rows = np.flatnonzero(mask) if among is None else among[mask]
         counts = np.bincount(self._node[rows], minlength=len(self._node_open))
         numbers = np.flatnonzero(counts >= request.count)
-        if len(numbers) <= PLAIN_NODES_MAX or policy not in _SCORED:
+        if policy not in _SCORED or (among is None and len(numbers) <= PLAIN_NODES_MAX):
             found = {
                 int(n): self._score(ask, taste, policy, self._names[n], self._everybody) for n in numbers
             }
             return {n: score for n, score in found.items() if score is not None}
+        if not len(numbers):
+            return {}
         if request.count > 1:
             rows = rows[(counts >= request.count)[self._node[rows]]]
         keys = self._keys(rows, numbers, ask, policy)

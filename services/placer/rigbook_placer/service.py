@@ -14,7 +14,7 @@ import msgspec
 import structlog
 from rigbook_bus.protocol import BusConflict, BusDenied, BusError, BusUnavailable, BusUnknown, Expect
 from rigbook_bus.telemetry import Telemetry
-from rigbook_ledger.continuity import Known, LogAbsent, LogDiscontinued, ledger_doubts
+from rigbook_ledger.continuity import Known, LogAbsent, LogDiscontinued, ledger_doubts, recovery_under_way
 from rigbook_ledger.follower import Follower, SnapshotFile
 from rigbook_schemas import subjects
 from rigbook_schemas.events import Bound, Deferred, DemandRaised, Heartbeat, Payload, Refused
@@ -259,7 +259,7 @@ class Placer:
 
     def _may_decide(self) -> bool:
         unknown = self._follower.state.unknown_open
-        why = self._doubts
+        why = self._doubts or recovery_under_way(self._follower.state)
         if unknown and not why:
             seq, kind = next(iter(unknown.items()))
             why = f"event {seq} is of a kind unknown to this version ({kind}); upgrade, or `rigbook doctor --accept {seq}`"

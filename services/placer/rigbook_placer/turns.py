@@ -62,7 +62,7 @@ class Turns:
         self._at = 0
         self._version: tuple[int, int] | None = None  # what the line was made of; None = begin again
         self._wake_ns: int | None = None  # when a rule about time may say otherwise
-        self._unfit: dict[Group, int] = {}  # where it did not fit: mark of the index, or position
+        self._unfit: dict[Group, int] = {}  # where it did not fit: count of gains, or position
         self._ahead: dict[str, None] = {}  # blocked demands, in order
         self._passed: dict[str, int] = {}
         self._keeping: dict[str, _Keeping] = {}
@@ -125,13 +125,13 @@ class Turns:
                 return demand, found
             if invalid(spec, POLICIES) is None:
                 self._block(spec.demand)
-                self._unfit[self._line[self._at - 1][1]] = index.mark if index else state.position
+                self._unfit[self._line[self._at - 1][1]] = index.gained if index else state.position
         self.more = True
         return None
 
     def _step(self, state: State, waiting: Waiting, index: Index | None) -> Demand | None:
         """Go on to the next demand that has to be tried."""
-        here = index.mark if index else state.position
+        here = index.gained if index else state.position
         while self._at < len(self._line):
             key, group = self._line[self._at]
             self._at += 1

@@ -14,7 +14,7 @@ import structlog
 from rigbook_bus.protocol import BusError, BusUnavailable, Link
 from rigbook_bus.telemetry import Telemetry
 from rigbook_ledger.drift import Beat, Comparison, Tolerance, compare
-from rigbook_ledger.continuity import Known, LogDiscontinued, ledger_doubts
+from rigbook_ledger.continuity import Known, LogDiscontinued, ledger_doubts, recovery_under_way
 from rigbook_ledger.follower import Follower, SnapshotFile
 from rigbook_schemas import subjects
 from rigbook_schemas.catalogue import BY_PAYLOAD
@@ -289,7 +289,7 @@ class Reaper:
 
     def _must_hold(self) -> str:
         unknown = self._follower.state.unknown_open
-        why = self._doubts
+        why = self._doubts or recovery_under_way(self._follower.state)
         if why:
             pass  # it may know of a loss that we cannot see
         elif not self._follower.caught_up:
