@@ -20,7 +20,7 @@ import msgspec
 from rigbook_bus.protocol import BusConflict, BusError, Expect
 from rigbook_schemas import subjects
 from rigbook_schemas.events import Bound, DemandWithdrawn
-from rigbook_schemas.queries import LIMIT_MAX, QUESTIONS, Answer, Question
+from rigbook_schemas.queries import LIMIT_MAX, QUESTIONS, Answer, OfferRow, Question, SoonestRow, VictimRow
 from rigbook_schemas.values import Horizon, Reason
 from rigbook_schemas.wire import Draft, decode, encode, rfc3339
 
@@ -57,7 +57,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     bound: Bound | None = None
     reasons: tuple[Reason, ...] = ()
     refused: bool = False
-    evict: tuple[Any, ...] = ()
+    evict: tuple[VictimRow, ...] = ()  # who would be evicted to make room
+    soonest: SoonestRow | None = None  # what has to end so that it fits without that
     error: dict[str, str] | None = None
 
     @property
@@ -68,6 +69,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             and bool(self.reasons)
             and all(r.horizon is not Horizon.LATER for r in self.reasons)
         )
+
+
+class _Offers(msgspec.Struct, frozen=True, kw_only=True):
+    position: int = 0
+    items: list[OfferRow] = []
+    error: dict[str, str] | None = None
 
 
 def random_id() -> str:
@@ -221,6 +228,20 @@ class Client:
                 plan.error.get("code", "not_ready"), plan.error.get("text", ""), "try again in a moment"
             )
         return plan
+
+    async def offers(self, project: str = "") -> tuple[int, list[OfferRow]]:
+        """What would be bound now, by card model and mode, and the position at which that was true."""
+        body = msgspec.json.encode({"project": project})
+        reply = await self.request(subjects.query_offers(), body, "the placer")
+        try:
+            answer = msgspec.json.decode(reply, type=_Offers)
+        except msgspec.MsgspecError as error:
+            raise NoAnswer("the placer's answer cannot be read", why=str(error), code="bad_answer") from error
+        if answer.error is not None:
+            raise of_answer(
+                answer.error.get("code", "not_ready"), answer.error.get("text", ""), "try again in a moment"
+            )
+        return answer.position, answer.items
 
     async def request(self, subject: str, body: bytes, who: str, *, timeout_seconds: float = 5.0) -> bytes:
         """A request that tells a person who it was that did not answer. Raises NoAnswer."""

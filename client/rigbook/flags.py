@@ -49,6 +49,9 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     headroom: str = ""
     weights: str = ""  # model weights that it loads: a node that has them is preferred
     idle_max: str = ""
+    preemptible: bool = False
+    preempts: bool = False
+    placement: str = ""
     component: Component | None = None  # ready made, by an engine's preset
 
 
@@ -98,6 +101,9 @@ def demand_of(flags: Flags) -> DemandRaised:
         max_run_seconds=_duration("--max-run", flags.max_run),
         idle_seconds_max=_duration("--idle-max", flags.idle_max),
         restart=Restart(policy=_restart(flags)),
+        preemptible=flags.preemptible,
+        preempts=flags.preempts,
+        placement=flags.placement,
     )
 
 

@@ -175,7 +175,8 @@ def _rule(payload: Payload) -> str:
             return f"{by} gives project {payload.project} {bound}{because}"
         case e.ModeSet():
             mode = payload.mode or "whatever is asked first"
-            return f"{by} sets {short_card(payload.card)} to {mode}{because}"
+            when = " once it is empty, and lets nothing new onto it" if payload.draining else ""
+            return f"{by} sets {short_card(payload.card)} to {mode}{when}{because}"
         case e.NodeCordoned():
             return f"{by} cordons node {payload.node}{because}"
         case e.NodeUncordoned():
@@ -186,6 +187,15 @@ def _rule(payload: Payload) -> str:
             return f"{by} takes {short_card(payload.card)} out of quarantine{because}"
         case e.PriorityCapped():
             return f"{by} caps priority {payload.priority} and above at {payload.share:.0%} of the memory{because}"
+        case e.PlacementSet():
+            return f"{by} has cards ranked by {payload.policy}{because}"
+        case e.PreemptionSet():
+            how = (
+                f"allows preemption after {payload.run_seconds_min:g} s of run time"
+                if payload.on
+                else "allows no preemption"
+            )
+            return f"{by} {how}{because}"
         case e.HealingSet():
             return f"{by} switches healing of {payload.kind} {'on' if payload.on else 'off'}{because}"
         case e.Adopted():

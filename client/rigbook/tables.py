@@ -8,7 +8,8 @@ from rich.console import Group
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
-from rigbook_schemas.sentences import gib
+from rigbook_schemas.sentences import enforcement, gib
+from rigbook_schemas.values import Mode
 from rigbook_schemas.wire import instant
 
 from rigbook.moments import ago
@@ -96,11 +97,20 @@ def cards(rows: Iterable[CardRow]) -> Table:
             gib(row.memory_bytes),
             gib(row.free_bytes),
             gib(used),
-            (row.mode or "-") + (" (pinned)" if row.mode_pinned else ""),
+            _mode(row),
             status(row.status),
             told,
         )
     return table
+
+
+def _mode(row: CardRow) -> str:
+    """With what keeps bindings within their part of the card, where there is one."""
+    if not row.mode:
+        return "-"
+    told = enforcement(Mode(row.mode), row.enforces)
+    by = f"{row.enforces} enforced" if told.partition(" ")[0] != "accounted" else "watched"
+    return f"{row.mode}, {by}{' (pinned)' if row.mode_pinned else ''}"
 
 
 def nodes(rows: Iterable[NodeRow]) -> Table:

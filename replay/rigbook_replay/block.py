@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 from array import array
+from collections import Counter
 from itertools import accumulate, chain, repeat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from rigbook_schemas.catalogue import Kind
 
 __all__ = [
+    "BLOCK_MAX",
     "CONTRADICTIONS",
     "MESSAGES_MAX",
     "RAW_BYTES_MAX",
     "messages_of",
     "pack_blocks",
     "records_of",
-    "unpack_blocks",
 ]
 
 # A frame holds several blocks: many messages compress better together, and few at a time stay in the
@@ -49,6 +50,9 @@ _AS_IT_CAME: Final = 0xFFFF
 CONTRADICTIONS: Final = (msgspec.MsgspecError, ValueError, LookupError, StopIteration, OverflowError)
 
 
+Route = tuple[str, str, str]  # (NATS subject, CloudEvents type, source)
+
+
 class Block(msgspec.Struct, array_like=True, frozen=True):
     """Columns are packed each by itself: who folds does not unpack what only `cat` shows.
 
@@ -57,8 +61,7 @@ class Block(msgspec.Struct, array_like=True, frozen=True):
 
     seqs: bytes  # int64, the first one whole, then differences
     received: bytes  # int64 nanoseconds, likewise
-    routes: list[tuple[str, str, str]]  # (NATS subject, CloudEvents type, source)
-    route_of: bytes  # uint16 per message
+    route_of: bytes  # uint16 per message, into the frame's routes
     ids: bytes
     times: bytes
     traces: bytes
@@ -68,6 +71,11 @@ class Block(msgspec.Struct, array_like=True, frozen=True):
     groups: list[tuple[str, bytes]]  # (type, JSON array of payloads, in the order of the messages)
     lengths: bytes  # uint32 per payload, group by group
     as_they_came: list[tuple[str, bytes]]  # (NATS subject, body)
+
+
+class _Body(msgspec.Struct, array_like=True, frozen=True):
+    routes: list[Route]
+    blocks: list[msgspec.Raw]
 
 
 class _Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,23 +98,114 @@ _envelopes: Final = msgspec.json.Decoder(_Envelope)
 _json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode
 _blocks: Final = msgspec.msgpack.Decoder(Block)
-_bodies: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_bodies: Final = msgspec.msgpack.Decoder(_Body)
 _texts: Final = msgspec.msgpack.Decoder(list[str])
 
 
 def pack_blocks(messages: Sequence[Message]) -> bytes:
     """The body of a frame. `messages` are in sequence."""
-    return _pack([_block(messages[at : at + BLOCK_MAX]) for at in range(0, len(messages), BLOCK_MAX)])
+    routes: dict[Route, int] = {}
+    blocks = [_block(messages[at : at + BLOCK_MAX], routes) for at in range(0, len(messages), BLOCK_MAX)]
+    return _pack((list(routes), blocks))
 
 
-def unpack_blocks(raw: bytes) -> Iterator[Block]:
-    """Raises msgspec.MsgspecError when the bytes are no blocks."""
-    for body in _bodies.decode(raw):
-        yield _blocks.decode(body)
+def records_of(raw: bytes, *, trust: bool, whole: bool = True) -> Iterator[list[Record]]:
+    """The records of a frame's body, in sequence, block by block.
+
+    `trust`: the same types have checked these payloads before. `whole` False leaves out what a fold does
+    not read (correlation and causation). Raises one of CONTRADICTIONS.
+    """
+    body = _bodies.decode(raw)
+    routes = _Routes(body.routes)
+    for packed in body.blocks:
+        block = _blocks.decode(packed)
+        if trust and routes.fitting:
+            yield _records(block, routes, whole=whole)
+        else:
+            yield [decode(m.seq, m.subject, m.received_ns, m.body) for m in _messages(block, body.routes)]
 
 
-def _block(messages: Sequence[Message]) -> Block:
-    routes: dict[tuple[str, str, str], int] = {}
+def messages_of(raw: bytes) -> Iterator[list[Message]]:
+    """The messages of a frame's body as they stood on the stream, block by block. Raises one of CONTRADICTIONS."""
+    body = _bodies.decode(raw)
+    for packed in body.blocks:
+        yield _messages(_blocks.decode(packed), body.routes)
+
+
+class _Routes:
+    """The frame's routes as columns."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        kinds = {type_: _kind(type_) for _, type_, _ in routes}
+        # False: a type that this code does not have, or that belongs elsewhere; then it is looked at one by one
+        self.fitting = all(_belongs(kinds[type_], subject) for subject, type_, _ in routes)
+        self.types = [type_ for _, type_, _ in routes]
+        self.subject_of = [subject for subject, _, _ in routes].__getitem__
+        self.kind_of = [kind.name if (kind := kinds[type_]) else "" for type_ in self.types].__getitem__
+        self.source_of = [source for _, _, source in routes].__getitem__
+
+
+def _records(block: Block, routes: _Routes, *, whole: bool) -> list[Record]:
+    route_of, seqs, received = _numbers("H", block.route_of), _sums(block.seqs), _sums(block.received)
+    came: list[Record] = []
+    if block.as_they_came:
+        others = [at for at, route in enumerate(route_of) if route == _AS_IT_CAME]
+        came = [
+            decode(seqs[at], subject, received[at], body)
+            for at, (subject, body) in zip(others, block.as_they_came, strict=True)
+        ]
+        kept = [at for at, route in enumerate(route_of) if route != _AS_IT_CAME]
+        route_of, seqs, received = ([column[at] for at in kept] for column in (route_of, seqs, received))
+    next_of = {type_: iter(_decoder(type_).decode(joined)).__next__ for type_, joined in block.groups}
+    types = routes.types
+    records = list(
+        map(
+            Record,
+            seqs,
+            map(routes.subject_of, route_of),
+            received,
+            _texts.decode(block.ids),
+            map(routes.kind_of, route_of),
+            map(routes.source_of, route_of),
+            _texts.decode(block.times),
+            [next_of[types[route]]() for route in route_of],
+            _texts.decode(block.correlations) if whole else repeat(""),
+            _texts.decode(block.causations) if whole else repeat(""),
+            _texts.decode(block.traces),
+        )
+    )
+    if len(records) != len(route_of):
+        raise ValueError("a column of the block is shorter than the others")
+    return sorted((*records, *came), key=lambda record: record.seq) if came else records
+
+
+def _messages(block: Block, routes: Sequence[Route]) -> list[Message]:
+    route_of = _numbers("H", block.route_of)
+    lengths = iter(_numbers("I", block.lengths))
+    counts = Counter(routes[route][1] for route in route_of if route != _AS_IT_CAME)
+    payloads: dict[str, Iterator[bytes]] = {}
+    for type_, joined in block.groups:
+        at, found = 1, []
+        for _ in range(counts[type_]):
+            size = next(lengths)
+            found.append(joined[at : at + size])
+            at += size + 1
+        payloads[type_] = iter(found)
+    texts = (block.ids, block.times, block.traces, block.correlations, block.causations, block.abouts)
+    columns = zip(*(_texts.decode(column) for column in texts), strict=True)
+    came = iter(block.as_they_came)
+    messages: list[Message] = []
+    for seq, received_ns, route in zip(_sums(block.seqs), _sums(block.received), route_of, strict=True):
+        if route == _AS_IT_CAME:
+            subject, body = next(came)
+        else:
+            subject, type_, source = routes[route]
+            body = _put_together(type_, source, next(payloads[type_]), *next(columns))
+        messages.append(Message(seq, subject, received_ns, body))
+    return messages
+
+
+def _block(messages: Sequence[Message], routes: dict[Route, int]) -> Block:
     route_of: list[int] = []
     columns: tuple[list[str], ...] = ([], [], [], [], [], [])
     groups: dict[str, list[bytes]] = {}
@@ -127,7 +226,6 @@ def _block(messages: Sequence[Message]) -> Block:
     return Block(
         seqs=_differences([m.seq for m in messages]),
         received=_differences([m.received_ns for m in messages]),
-        routes=list(routes),
         route_of=_column("H", route_of),
         ids=ids,
         times=times,
@@ -135,88 +233,10 @@ def _block(messages: Sequence[Message]) -> Block:
         correlations=correlations,
         causations=causations,
         abouts=abouts,
-        groups=[(kind, b"[" + b",".join(payloads) + b"]") for kind, payloads in groups.items()],
+        groups=[(type_, b"[" + b",".join(payloads) + b"]") for type_, payloads in groups.items()],
         lengths=_column("I", [len(one) for payloads in groups.values() for one in payloads]),
         as_they_came=as_they_came,
     )
-
-
-def records_of(block: Block, *, trust: bool, whole: bool = True) -> list[Record]:
-    """The block's records, in sequence.
-
-    `trust`: the same types have checked these payloads before. `whole` False leaves out what a fold does
-    not read (correlation and causation). Raises one of CONTRADICTIONS.
-    """
-    kinds = {type_: _kind(type_) for _, type_, _ in block.routes}
-    if not trust or not all(_belongs(kinds[type_], subject) for subject, type_, _ in block.routes):
-        return [decode(m.seq, m.subject, m.received_ns, m.body) for m in messages_of(block)]
-    route_of, seqs, received = _numbers("H", block.route_of), _sums(block.seqs), _sums(block.received)
-    came: list[Record] = []
-    if block.as_they_came:
-        others = [at for at, route in enumerate(route_of) if route == _AS_IT_CAME]
-        came = [
-            decode(seqs[at], subject, received[at], body)
-            for at, (subject, body) in zip(others, block.as_they_came, strict=True)
-        ]
-        kept = [at for at, route in enumerate(route_of) if route != _AS_IT_CAME]
-        route_of, seqs, received = ([column[at] for at in kept] for column in (route_of, seqs, received))
-    queues = {type_: iter(_decoder(type_).decode(joined)) for type_, joined in block.groups}
-    next_of = [queues[type_].__next__ for _, type_, _ in block.routes]
-    names = [kind.name if (kind := kinds[type_]) else "" for _, type_, _ in block.routes]
-    records = list(
-        map(
-            Record,
-            seqs,
-            map([subject for subject, _, _ in block.routes].__getitem__, route_of),
-            received,
-            _texts.decode(block.ids),
-            map(names.__getitem__, route_of),
-            map([source for _, _, source in block.routes].__getitem__, route_of),
-            _texts.decode(block.times),
-            [next_of[route]() for route in route_of],
-            _texts.decode(block.correlations) if whole else repeat(""),
-            _texts.decode(block.causations) if whole else repeat(""),
-            _texts.decode(block.traces),
-        )
-    )
-    if len(records) != len(route_of):
-        raise ValueError("a column of the block is shorter than the others")
-    return sorted((*records, *came), key=lambda record: record.seq) if came else records
-
-
-def messages_of(block: Block) -> list[Message]:
-    """The messages as they stood on the stream. Raises one of CONTRADICTIONS."""
-    route_of = _numbers("H", block.route_of)
-    slices: dict[str, list[bytes]] = {}
-    lengths = iter(_numbers("I", block.lengths))
-    counts: dict[str, int] = {}
-    for route in route_of:
-        if route != _AS_IT_CAME:
-            kind = block.routes[route][1]
-            counts[kind] = counts.get(kind, 0) + 1
-    for kind, joined in block.groups:
-        at, found = 1, []
-        for _ in range(counts.get(kind, 0)):
-            size = next(lengths)
-            found.append(joined[at : at + size])
-            at += size + 1
-        slices[kind] = found
-    payloads = {kind: iter(found) for kind, found in slices.items()}
-    columns = zip(
-        *(_texts.decode(column) for column in (block.ids, block.times, block.traces, block.correlations,
-                                               block.causations, block.abouts)),
-        strict=True,
-    )  # fmt: skip
-    came = iter(block.as_they_came)
-    messages: list[Message] = []
-    for seq, received_ns, route in zip(_sums(block.seqs), _sums(block.received), route_of, strict=True):
-        if route == _AS_IT_CAME:
-            subject, body = next(came)
-        else:
-            subject, kind, source = block.routes[route]
-            body = _put_together(kind, source, next(payloads[kind]), *next(columns))
-        messages.append(Message(seq, subject, received_ns, body))
-    return messages
 
 
 # -- one event ----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 from rigbook_schemas.subjects import LEDGER_STREAM
 
-from rigbook_replay.block import CONTRADICTIONS, messages_of, records_of, unpack_blocks
+from rigbook_replay.block import CONTRADICTIONS, messages_of, records_of
 from rigbook_replay.frame import (
     HEAD_BYTES,
     MARK,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from rigbook_bus.protocol import Message
     from rigbook_schemas.wire import Record
 
-    from rigbook_replay.block import Block
 
 __all__ = ["FORMAT", "TRAILER", "Damage", "Header", "Index", "Journal", "NotAJournal", "trailer"]
 
@@ -185,8 +184,8 @@ class Journal:
         """Events with `after` < sequence <= `until`, some hundred at a time. `whole`, `trust`: see `block.records_of`."""
         trust = trust and self.checked
 
-        def decoded(block: Block) -> list[Record]:
-            return records_of(block, trust=trust, whole=whole)
+        def decoded(raw: bytes) -> Iterator[list[Record]]:
+            return records_of(raw, trust=trust, whole=whole)
 
         yield from self._through(Contents.EVENTS, decoded, after, until)
 
@@ -205,7 +204,7 @@ class Journal:
         return None
 
     def _through(
-        self, contents: int, decoded: Callable[[Block], list[Any]], after: int, until: int | None
+        self, contents: int, decoded: Callable[[bytes], Iterator[list[Any]]], after: int, until: int | None
     ) -> Iterator[list[Any]]:
         for frame in self.frames:
             if frame.contents != contents or frame.last_seq <= after:
@@ -213,8 +212,8 @@ class Journal:
             if until is not None and frame.first_seq > until:
                 continue
             try:
-                for block in unpack_blocks(self._frame_at(frame.offset, frame)[1]):
-                    found = decoded(block)
+                for block in decoded(self._frame_at(frame.offset, frame)[1]):
+                    found = block
                     if found[0].seq <= after or (until is not None and found[-1].seq > until):
                         last = frame.last_seq if until is None else until
                         found = [one for one in found if after < one.seq <= last]

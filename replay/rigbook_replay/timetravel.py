@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
-from rigbook_ledger.evolve import evolve
+from rigbook_ledger.evolve import fold
 from rigbook_ledger.state import State
 from rigbook_schemas.wire import rfc3339
 
@@ -95,13 +95,16 @@ class Travel:
                 f"events {state.position + 1} to {records[0].seq - 1} are not in the record; "
                 f"it can be asked up to event {state.position}"
             )
-        for record in records:
-            if not whole and self._beyond(record):
+        if whole:
+            self.state = fold(state, records)
+            return False
+        for at, record in enumerate(records):
+            if self._beyond(record):
                 self.next_seq = record.seq
-                break
-            state = evolve(state, record)
-        self.state = state
-        return self.arrived
+                self.state = fold(state, records[:at])
+                return True
+        self.state = fold(state, records)
+        return False
 
     def _beyond(self, record: Record) -> bool:
         if self._at_ns is not None and record.received_ns > self._at_ns:
@@ -140,12 +143,14 @@ def state_at(
     last = _last_needed(journal, at_ns=at_ns, position=position)
     with undisturbed():
         for records in journal.records(after=travel.state.position, until=last, whole=False):
-            travel.take(records)
+            arrived = travel.take(records)
             travel.state.touched.clear()
-            if snapshots is not None and not travel.arrived:
-                snapshots.passed(travel.state)
             if told is not None:
                 told(travel.state.position, last)
+            if arrived:
+                break
+            if snapshots is not None:
+                snapshots.passed(travel.state)
     if not travel.arrived and last > travel.state.position:
         raise CannotFold(f"{journal.path}: {'; '.join(one.words() for one in journal.damage)}")
     if not travel.arrived and position is not None and journal.last_seq > position:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rigbook_ledger.audit import audit
 from rigbook_ledger.digest import digest
-from rigbook_ledger.evolve import evolve
+from rigbook_ledger.evolve import fold
 from rigbook_ledger.identity import fold_identity
 from rigbook_ledger.state import State
 from rigbook_schemas.wire import Malformed, Unknown
@@ -65,9 +65,9 @@ def verify(journal: Journal, *, told: Callable[[int, int], None] | None = None) 
                 last_ns = record.received_ns
                 found.malformed += isinstance(record.data, Malformed)
                 found.unknown += isinstance(record.data, Unknown)
-                if whole:
-                    state = evolve(state, record)
-            state.touched.clear()
+            if whole:
+                state = fold(state, records)
+                state.touched.clear()
             if told is not None:
                 told(records[-1].seq, journal.last_seq)
         found.heartbeats = sum(len(batch) for batch in journal.heartbeats())

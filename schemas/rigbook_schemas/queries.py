@@ -264,6 +264,11 @@ class StatusRow(Value):
     stream_created_ns: str = ""  # Unix nanoseconds in decimal: which stream it knows
     generation: int = 0  # of the latest recovery it has folded
     written: int = 0  # position up to which questions about the past are answered
+    placement: str = ""  # policy set by the operator, "" = the placer's own default
+    cap_priority: int = 75
+    cap_share: float | None = None  # of the fleet's memory, None = no cap
+    preemption: bool = True
+    preemption_run_seconds_min: float = 0.0
 
 
 class RawRow(Value):

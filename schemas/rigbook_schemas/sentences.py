@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rigbook_schemas.values import GIB, ReasonCode
+from rigbook_schemas.values import GIB, Mode, ReasonCode
 
 if TYPE_CHECKING:
     from rigbook_schemas.values import Reason
 
-__all__ = ["gib", "sentence"]
+__all__ = ["enforcement", "gib", "sentence"]
 
 
 def gib(memory_bytes: int | None) -> str:
@@ -132,3 +132,14 @@ def _words(r: Reason) -> str:  # one branch per code, nothing else
             return f"it runs {r.asked} only; the next time is {r.at or 'never'}"
         case ReasonCode.WEIGHTS_NOT_CACHED:
             return f"{where} fits, but has not the weights {r.asked} ({_lasting(r.seconds)} to fetch them)"
+
+
+def enforcement(mode: Mode, enforces: str) -> str:
+    """What keeps a binding of this mode within its part of a card, said honestly."""
+    if enforces == "mig":
+        return "enforced by the hardware (MIG)"
+    if enforces == "mps" and mode is Mode.MEMORY_SLICE:
+        return "memory enforced by CUDA (MPS limit)"
+    if enforces == "compute-mode" and mode is Mode.EXCLUSIVE:
+        return "one process at a time enforced by the driver (compute mode)"
+    return "accounted and watched, not enforced"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import io
+import itertools
+import json
 import os
 import shutil
 import socket
@@ -13,7 +15,7 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rigbook_nodeagent.engines.protocol import Launch
@@ -135,8 +137,9 @@ class PrivateDocker:
     was asked for can be read inside, without a card.
     """
 
-    def __init__(self, folder: Path, *, cards: bool, number: int) -> None:
+    def __init__(self, folder: Path, *, cards: bool, number: int, live_restore: bool = False) -> None:
         self.folder = folder
+        self._live_restore = live_restore
         self.url = f"unix://{folder}/docker.sock"
         self._bridge = f"rbt{os.getpid() % 100000}{number}"
         self._subnet = f"10.{200 + number}.{os.getpid() % 250}.1/24"
@@ -171,6 +174,7 @@ class PrivateDocker:
                     f"--host={self.url}",
                     f"--bridge={self._bridge}",
                     "--userland-proxy=false",
+                    *(["--live-restore"] if self._live_restore else []),
                 ],
                 stdout=log,
                 stderr=log,
@@ -187,13 +191,16 @@ class PrivateDocker:
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """End the daemon; containers end with it."""
+        """End the daemon; containers end with it, unless it restores them live."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=60)
             self._process = None
 
     def destroy(self) -> None:
+        if self._process is not None:
+            for container in json.loads(self.request("GET", "/containers/json?all=1")[1]):
+                self.request("DELETE", f"/containers/{container['Id']}?force=1")
         self.stop()
         subprocess.run(
             ["ip", "link", "del", self._bridge], check=False, capture_output=True, env={"PATH": self._path}
@@ -244,24 +251,27 @@ def busybox_rootfs() -> bytes:
     return buffer.getvalue()
 
 
+def _new_docker(request: pytest.FixtureRequest, **options: Any) -> PrivateDocker:
+    lacking = [
+        name
+        for name in ("dockerd", "ip")
+        if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin")
+    ]
+    if lacking or not as_root():
+        pytest.skip(f"needs Docker Engine and root (lacking: {', '.join(lacking) or 'root'})")
+    folder = Path(tempfile.mkdtemp(prefix="rbt-", dir="/tmp"))  # a socket's path is 107 characters at most
+    docker = PrivateDocker(folder, **options)
+    request.addfinalizer(docker.destroy)
+    docker.start()
+    return docker
+
+
 def _private_docker(request: pytest.FixtureRequest, *, cards: bool) -> PrivateDocker:
     """One per session, also when several test files import the fixture."""
     known = request.config.stash.setdefault(_DOCKERS, {})
     if cards not in known:
-        lacking = [
-            name
-            for name in ("dockerd", "ip")
-            if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin")
-        ]
-        if lacking or not as_root():
-            pytest.skip(f"needs Docker Engine and root (lacking: {', '.join(lacking) or 'root'})")
-        folder = Path(
-            tempfile.mkdtemp(prefix="rbt-", dir="/tmp")
-        )  # a socket's path is 107 characters at most
-        docker = PrivateDocker(folder, cards=cards, number=int(cards))
-        request.config.add_cleanup(docker.destroy)
-        docker.start()
-        known[cards] = docker
+        known[cards] = _new_docker(request, cards=cards, number=int(cards))
+        request.addfinalizer(lambda: known.pop(cards))
     return known[cards]
 
 
@@ -278,3 +288,12 @@ def dockerd(request: pytest.FixtureRequest) -> PrivateDocker:
 def dockerd_with_cards(request: pytest.FixtureRequest) -> PrivateDocker:
     """A Docker Engine that accepts device requests."""
     return _private_docker(request, cards=True)
+
+
+@pytest.fixture
+def own_dockerd(request: pytest.FixtureRequest) -> Callable[..., PrivateDocker]:
+    """Makes a Docker Engine of one test alone, which may end and restart it."""
+    numbers = itertools.count(10)
+    return lambda *, live_restore=False: _new_docker(
+        request, cards=False, number=next(numbers), live_restore=live_restore
+    )

@@ -25,6 +25,7 @@ from rigbook_ledger.follower import Follower
 from rigbook_ledger.state import Phase
 from rigbook_ledger.streams import agent_consumer, ensure_streams
 from rigbook_nodeagent.engines.procfs import stat_of
+from rigbook_nodeagent.equipment import equip
 from rigbook_nodeagent.presence import AlreadyServed
 from rigbook_schemas import events as e
 from rigbook_schemas import subjects
@@ -65,6 +66,7 @@ class Cell:
         self.server = MemoryServer()
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.records: list[Record] = []
+        self.options: dict[str, Any] = {}  # of its agents
         self._raised = 0
 
     async def open(self) -> None:
@@ -83,16 +85,21 @@ class Cell:
             placer_service.serve(placer_bus, placer_service.Options(), clock=CLOCK, new_id=random_id)
         )
 
-    async def agent(self, name: str = "a", *, gpus: str = "sim:2xRTX4090") -> None:
+    async def agent(self, name: str = "a", *, equipped: Any = equip, **more: Any) -> None:
         await self.bus.ensure_consumer(agent_consumer(name, start_seq=1))
         bus = await MemoryBus.connect(self.server, name=f"agent-{name}")
         ready = asyncio.Event()
         # A cluster of this test session alone: another session on the machine has an agent "a" too.
-        options = agent_service.Options(
-            node=name, data=self.folder / name, gpus=gpus, heartbeat_seconds=0.2, cluster=CLUSTER
-        )
+        given = {
+            "gpus": "sim:2xRTX4090",
+            "heartbeat_seconds": 0.2,
+            "cluster": CLUSTER,
+            **self.options,
+            **more,
+        }
+        options = agent_service.Options(node=name, data=self.folder / name, **given)
         task = asyncio.create_task(
-            agent_service.serve(bus, options, clock=CLOCK, new_id=random_id, ready=ready),
+            agent_service.serve(bus, options, clock=CLOCK, new_id=random_id, ready=ready, equipped=equipped),
             name=f"agent-{name}",
         )
         self.tasks[name] = task
@@ -229,9 +236,12 @@ async def test_a_program_that_is_not_there_ends_at_once_and_frees_its_card(cell:
 async def test_exit_137_after_our_stop_order_is_not_out_of_memory(cell: Cell) -> None:
     """A program that ignores SIGTERM is killed after the grace: 137, and it was us."""
     await cell.raise_demand(
-        "one", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", workload=Workload.SERVICE
+        "one", "sh", "-c", "trap '' TERM; touch up; while :; do sleep 0.1; done", workload=Workload.SERVICE
     )
     await cell.until_phase("one", Phase.RUNNING)
+    up = cell.folder / "a" / "process" / f"{cell.state.demands['one'].epoch}-main" / "files" / "up"
+    while not up.exists():
+        await asyncio.sleep(0.02)
     await cell.withdraw("one")
     await cell.until_phase("one", Phase.ENDED)
     told = cell.last(e.Exited, "one")

@@ -1,6 +1,6 @@
 """Known mistakes. Each is one that somebody could make, or has made; the net must catch every one.
 
-`changes` are (text in the module, what stands there instead). A text must stand there exactly once, so that a
+`changes` are (module, text in it, what stands there instead). A text must stand there exactly once, so that a
 mutant that no longer fits is noticed and adapted, not silently lost.
 """
 
@@ -14,13 +14,20 @@ __all__ = ["MUTANTS", "Mutant"]
 class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     mistake: str
-    module: str
-    changes: tuple[tuple[str, str], ...]
+    changes: tuple[tuple[str, str, str], ...]
     tests: tuple[str, ...] = ()  # of the unit tier; asked when the simulation does not catch it
 
+    @property
+    def modules(self) -> frozenset[str]:
+        return frozenset(module for module, _, _ in self.changes)
 
-def _m(name: str, mistake: str, module: str, *changes: tuple[str, str], tests: tuple[str, ...] = ()) -> Mutant:
-    return Mutant(name=name, mistake=mistake, module=module, changes=changes, tests=tests)
+
+def _m(
+    name: str, mistake: str, module: str, *changes: tuple[str, str] | tuple[str, str, str], tests: tuple[str, ...] = ()
+) -> Mutant:
+    """`module` is that of the changes which name none."""
+    full = tuple(change if len(change) == 3 else (module, *change) for change in changes)
+    return Mutant(name=name, mistake=mistake, changes=full, tests=tests)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -43,13 +50,13 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "observed-free", "what a card shows as free is counted, not what is reserved on it",
         "rigbook_placer.feasible",
-        ("    if card.memory_bytes - card.reserved_bytes - seen.foreign_bytes < request.memory_bytes:\n        return False",
-         "    if card.memory_bytes - seen.foreign_bytes < request.memory_bytes:\n        return False"),
+        ("    free = card.memory_bytes - card.reserved_bytes\n    if seen is not None:", "    free = card.memory_bytes\n    if seen is not None:"),
     ),
     _m(
         "shares-exclusive", "a card with a binding is given to another exclusive one",
         "rigbook_placer.feasible",
-        ("return request.mode is not Mode.EXCLUSIVE and state.bindings[card.holders[0]].mode is request.mode", "return True"),
+        ("        request.mode is Mode.EXCLUSIVE or state.bindings[card.holders[0]].mode is not request.mode\n    ):\n        return False",
+         "        False\n    ):\n        return False"),
     ),
     _m(
         "forgets-mode", "the mode that the operator gave a card is not looked at",
@@ -57,16 +64,19 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "forgets-cordon", "a cordoned node takes bindings",
-        "rigbook_placer.feasible", ("    if node.cordoned is not None:\n        return no(", "    if False:\n        return no("),
+        "rigbook_placer.feasible",
+        ("    if not node.driver_ok or node.unreachable_ns or node.cordoned is not None:", "    if not node.driver_ok or node.unreachable_ns:"),
+        ("rigbook_placer.index", "node.driver_ok and not node.unreachable_ns and node.cordoned is None", "node.driver_ok and not node.unreachable_ns"),
     ),
     _m(
         "forgets-quarantine", "a quarantined card takes bindings",
         "rigbook_placer.feasible",
-        ("    if not card.present or not card.usable or card.quarantined is not None or seen.unknown:", "    if not card.present or not card.usable or seen.unknown:"),
+        ("    if not card.present or not card.usable or card.quarantined is not None or card.switching:", "    if not card.present or not card.usable or card.switching:"),
+        ("rigbook_placer.index", "            and card.quarantined is None\n", ""),
     ),
     _m(
         "forgets-quota", "a project's quota is not looked at",
-        "rigbook_placer.place", ("    if project.used_bytes + asked <= project.quota_bytes:", "    if True:"),
+        "rigbook_placer.rules", ("    if used + asked <= project.quota_bytes:", "    if True:"),
     ),
     _m(
         "half-a-gang", "a gang is bound to the nodes there are",
@@ -79,7 +89,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "withdrawal-missed", "a withdrawn demand that holds cards is not stopped",
-        "rigbook_placer.place", ("        if not demand.wanted:\n            reason = EvictionReason.WITHDRAWN", "        if False:\n            reason = EvictionReason.WITHDRAWN"),
+        "rigbook_placer.stops", ("    if not demand.wanted:", "    if False:"),
     ),
     # -- the fold --------------------------------------------------------------------------------------------
     _m(
@@ -104,7 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "gang-half-released", "a gang is over when its first node has released",
-        "rigbook_ledger.ownership", ("    if len(binding.released) < len(binding.shares):\n        put_binding", "    if False:\n        put_binding"),
+        "rigbook_ledger.ownership", ("    if len(binding.released) + 1 < len(binding.shares):", "    if False:"),
     ),
     _m(
         "stop-frees", "the quota is given back with the stop order, not with the release",
@@ -112,7 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "withdrawn-wins", "a binding that raced with the withdrawal is void, while its agent starts it",
-        "rigbook_ledger.ownership", ("    if demand.phase not in (Phase.WAITING, Phase.WITHDRAWN, Phase.REFUSED):", "    if demand.phase is not Phase.WAITING:"),
+        "rigbook_ledger.ownership", ("    if demand.phase not in (_WAITING, _WITHDRAWN, _REFUSED):", "    if demand.phase is not _WAITING:"),
     ),
     _m(
         "foreign-withdrawal", "anybody may withdraw anybody's demand",
@@ -151,7 +161,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "absent-is-ended", "an engine that does not answer counts as nothing running",
-        "rigbook_nodeagent.workload", ("            if found is not None and self._over(found):", "            if self._over(found or []):"),
+        "rigbook_nodeagent.workload", ("            if found is not None:\n                self._see(found)", "            found = found or []\n            if True:\n                self._see(found)"),
     ),
     _m(
         "begun-twice", "after a restart, what had started and ended is begun again",
@@ -200,6 +210,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "deaf-is-dead", "a node is called unreachable without asking the bus for its last heartbeat",
         "rigbook_reaper.service", ("            if await self._heard_by_the_bus(silent.node):\n                continue\n", ""),
+        tests=("tests/unit/test_reaper_service.py",),
     ),
     _m(
         "heals-the-wanted", "a stop is ordered for whatever runs, wanted or not",
@@ -207,7 +218,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "dry-run-acts", "the reaper heals what the operator has not switched on",
-        "rigbook_reaper.judge", ("        heal = sighting.healable and sighting.kind in self.state.policy.healing", "        heal = sighting.healable"),
+        "rigbook_reaper.judge", ("        heal = sighting.healable and allowed and noticed", "        heal = sighting.healable and noticed"),
         tests=("tests/unit/test_judge.py",),
     ),
 )

@@ -50,6 +50,15 @@ def check(mutant: Mutant, *, worlds: int = WORLDS, processes: int = 2, first: in
         ],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
+    known = [line for line in done.stdout.splitlines() if line.startswith("again: ")]
+    if known:  # does it fail without the mistake, too?
+        seed = known[-1].split("--seed ")[1].split()[0]
+        clean = {key: value for key, value in os.environ.items() if key != "RIGBOOK_MUTANT"}
+        again = subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "--seed", seed], env=clean, capture_output=True, text=True, check=False
+        )
+        if again.returncode:
+            raise RuntimeError(f"seed {seed} fails without any mutant: {again.stdout[-2000:]}")
     told = [line for line in done.stdout.splitlines() if line.startswith("seed ") and " failed: " in line]
     if told:
         code = told[0].partition(" failed: ")[2].partition(":")[0]

@@ -20,11 +20,13 @@ class Unplantable(Exception):
     """The code has changed, and the mistake no longer fits into it: adapt the mutant."""
 
 
-def planted_source(mutant: Mutant, source: str) -> str:
-    """Raises Unplantable unless each piece of text stands in the source exactly once."""
-    for old, new in mutant.changes:
+def planted_source(mutant: Mutant, module: str, source: str) -> str:
+    """Raises Unplantable unless each piece of text stands in the module's source exactly once."""
+    for name, old, new in mutant.changes:
+        if name != module:
+            continue
         if source.count(old) != 1:
-            raise Unplantable(f"{mutant.name}: {old!r} stands {source.count(old)} times in {mutant.module}")
+            raise Unplantable(f"{mutant.name}: {old!r} stands {source.count(old)} times in {module}")
         source = source.replace(old, new)
     return source
 
@@ -34,7 +36,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         source = Path(self.path).read_text(encoding="utf-8")
-        return compile(planted_source(self.mutant, source), self.path, "exec", dont_inherit=True)
+        return compile(planted_source(self.mutant, self.name, source), self.path, "exec", dont_inherit=True)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -42,7 +44,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._mutant = mutant
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> Any:
-        if fullname != self._mutant.module:
+        if fullname not in self._mutant.modules:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         assert spec is not None and spec.origin is not None
@@ -53,7 +55,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def plant(name: str) -> None:
-    """From here on the module has the mistake. It must not have been imported before."""
+    """From here on its modules have the mistake. They must not have been imported before."""
     mutant = next(m for m in MUTANTS if m.name == name)
-    assert mutant.module not in sys.modules, f"{mutant.module} is imported already"
+    assert mutant.modules.isdisjoint(sys.modules), f"one of {sorted(mutant.modules)} is imported already"
     sys.meta_path.insert(0, _Finder(mutant))

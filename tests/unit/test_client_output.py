@@ -206,6 +206,7 @@ def _least(payload: type[e.Payload]) -> e.Payload:
         "node": "a", "verdict": v.VerdictClass.COMPLETED, "incarnation": "i", "number": 1, "silent_seconds": 3.0, "drift": "x",
         "kind": v.DriftKind.LEFTOVER, "sentence": "s", "memory_bytes": None, "card": UUID, "mode": None, "priority": 75,
         "share": 0.3, "on": True, "seq": 4, "generation": 1, "stream_created": "1", "how": "restored",
+        "component": "main", "answer": v.CheckpointAnswer.SAVED,
         "spec": e.DemandRaised(demand="d", project="p", owner=v.Owner(name="o"), resources=v.Request(memory_bytes=GIB), components=()),
     }  # fmt: skip
     from msgspec import NODEFAULT

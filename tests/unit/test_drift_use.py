@@ -29,7 +29,9 @@ def watchman(*, healing=(), cards=(), **demand: object) -> Watchman:
     )
 
 
-def used(w: Watchman, percent: float | None, *, ready: bool | None = None, **more: object) -> dict[str, object]:
+def used(
+    w: Watchman, percent: float | None, *, ready: bool | None = None, **more: object
+) -> dict[str, object]:
     return {
         "components": (runs(w.state, ready=ready),),
         "cards": (shows(A0, process(w.state), utilisation_percent=percent, **more), shows(A1)),
@@ -106,9 +108,7 @@ def test_a_demand_that_asked_for_it_is_stopped_after_a_notice_without_any_rule()
 
 
 def test_what_still_starts_is_not_idle() -> None:
-    w = Watchman(
-        joined(), raised(probe=True), bound(probes=["a"]), started(), tolerance=SOON, rules=Rules()
-    )
+    w = Watchman(joined(), raised(probe=True), bound(probes=["a"]), started(), tolerance=SOON, rules=Rules())
     w.sees_for(300, **used(w, 0, ready=None))
     assert w.said == []
 
@@ -220,9 +220,7 @@ def test_case_17_a_container_that_cannot_reach_its_card() -> None:
     }
     seen = one(w.compares(**shown))
     assert seen.kind is DriftKind.GPU_LOST_IN_CONTAINER
-    assert (
-        f"server of chat was given {A0} on node a, and cannot reach {A0} from inside" in seen.sentence
-    )
+    assert f"server of chat was given {A0} on node a, and cannot reach {A0} from inside" in seen.sentence
     w.sees_for(35, **shown)
     (order,) = orders(w)
     assert (order.reason, order.requeue) == (v.EvictionReason.GPU_LOST_IN_CONTAINER, True)

@@ -256,6 +256,23 @@ def test_the_count_of_attempts_survives_a_restart(path: Path) -> None:
     first.take(bound(5))
     first.mark_started(5)
     first.mark_attempt(5, 2)
-    assert (book(path).open_orders[5].started, book(path).open_orders[5].attempt) == (False, 2)
+    second = book(path)
+    assert (second.open_orders[5].started, second.open_orders[5].attempt) == (False, 2)
+    second.mark_started(5)
+    third = book(path)
+    assert (third.open_orders[5].started, third.open_orders[5].attempt) == (True, 2)
+
+
+def test_after_a_power_cut_the_later_of_two_views_of_an_attempt_counts(path: Path) -> None:
+    """The ledger had heard of the second attempt, the disk had not. Simulation, seed 1261."""
+    first = OrderBook("a", path)
+    _open.append(first)
+    first.open("boot-1")
+    first.begin_anew(2, [], boot="boot-1")
+    first.take(bound(5))
     first.mark_started(5)
-    assert (book(path).open_orders[5].started, book(path).open_orders[5].attempt) == (True, 2)
+    told = msgspec.structs.replace(first.open_orders[5], started=True, attempt=2)
+    first.close()
+    first.open("boot-2")
+    first.begin_anew(9, [told], boot="boot-2")
+    assert (first.open_orders[5].started, first.open_orders[5].attempt) == (True, 2)

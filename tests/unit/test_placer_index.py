@@ -2,6 +2,7 @@
 
 Safety, in words:
 - whatever happens to a fleet, in whatever order, the index chooses the cards that the plain way chooses;
+- what is not placed has a reason, and what is placed has none;
 - what it says does not fit does not fit; what it has not looked at again had no reason to fit.
 
 Method: random fleets, random events; after each, several asks are placed both ways.
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rigbook_placer.feasible import Kept, Seen, ask_of, feasible
 from rigbook_placer.index import Index
-from rigbook_placer.place import place
+from rigbook_placer.place import explain, place
 from rigbook_placer.rules import totals_of
 from rigbook_schemas import events as e
 from rigbook_schemas import subjects as s
@@ -128,6 +129,8 @@ class Both:
             fleet.state, spec, self.seen, kept=self.kept, now_ns=fleet.now_ns, shortlist=self.index
         )
         assert indexed == plain
+        why = explain(fleet.state, spec, self.seen, kept=self.kept, now_ns=fleet.now_ns)
+        assert bool(why) == (plain is None)
         assert self.index.totals == totals_of(fleet.state)
         if plain is not None:
             fleet.take(plain)

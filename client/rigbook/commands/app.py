@@ -12,7 +12,7 @@ from rigbook import __version__
 __all__ = ["app_for"]
 
 GROUPS: Final = (
-    "demands", "views", "story", "stop", "fleet", "rules", "history", "journal", "replay", "audit", "doctor", "recover", "up", "serve", "showing", "schema",
+    "demands", "deploy", "views", "story", "stop", "fleet", "rules", "why", "policy", "history", "journal", "replay", "audit", "whatif", "doctor", "recover", "up", "serve", "showing", "schema",
 )  # fmt: skip
 # Long-running services, of which a machine may have many: they load nothing of tables and files.
 ALONE: Final = {"serve": ("serve",), "agent": ("serve",)}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import secrets
-import shlex
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rigbook_schemas.sentences import gib, sentence
 from rigbook_schemas.values import Workload
 
 from rigbook import tables
@@ -15,10 +13,8 @@ from rigbook.applying import Outcome, apply_all, identified
 from rigbook.commands.invoke import connected, me, run
 from rigbook.commands.options import AsJson, By, Data, Nats, Project
 from rigbook.demandfile import read_files
-from rigbook.exitcodes import Exit
-from rigbook.failures import Unusable
 from rigbook.flags import Flags, demand_of
-from rigbook.narrative import asked, short_card
+from rigbook.narrative import asked
 from rigbook.output import json_line, say, show
 
 if TYPE_CHECKING:
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
     from rigbook_schemas.events import DemandRaised
 
     from rigbook.applying import Applied
-    from rigbook.client import Plan
 
 __all__ = [
     "Contact",
@@ -37,6 +32,9 @@ __all__ = [
     "Image",
     "Mode",
     "Node",
+    "Placement",
+    "Preemptible",
+    "Preempts",
     "Prefer",
     "Priority",
     "Purpose",
@@ -71,6 +69,16 @@ Image = Annotated[
 Priority = Annotated[str, typer.Option("--priority", help="0 to 100, or low, normal, high.")]
 MaxRun = Annotated[
     str, typer.Option("--max-run", metavar="TIME", help="Stopped after this time, such as 2h.")
+]
+Preemptible = Annotated[
+    bool,
+    typer.Option("--preemptible", help="May be evicted for others; it is asked to save, and waits again."),
+]
+Preempts = Annotated[
+    bool, typer.Option("--preempts", help="May evict preemptible ones of lower priority, if it fits then.")
+]
+Placement = Annotated[
+    str, typer.Option("--placement", metavar="POLICY", help="How cards are ranked for it: pack, spread, ...")
 ]
 Purpose = Annotated[
     str, typer.Option("--purpose", metavar="TEXT", help="What it is for; others will read it.")
@@ -119,6 +127,9 @@ def submit(
     env: Env = None,
     priority: Priority = "normal",
     max_run: MaxRun = "",
+    preemptible: Preemptible = False,
+    preempts: Preempts = False,
+    placement: Placement = "",
     restart: Annotated[str, typer.Option("--restart", help="never or on-failure.")] = "never",
     purpose: Purpose = "",
     contact: Contact = "",
@@ -132,7 +143,7 @@ def submit(
         workload=Workload.BATCH, gpu=gpu, project=project, owner=by or me(), contact=contact, name=name,
         command=tuple(command or ()), image=image, mode=mode, node=node, require=tuple(require or ()),
         prefer=tuple(prefer or ()), env=tuple(env or ()), priority=priority, max_run=max_run, restart=restart,
-        purpose=purpose,
+        purpose=purpose, preemptible=preemptible, preempts=preempts, placement=placement,
     )  # fmt: skip
     spec = identified(demand_of(flags), secrets.token_hex(8))
 

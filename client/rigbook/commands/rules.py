@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
+from rigbook_ledger.sighting import HEALABLE
 from rigbook_schemas import events as e
 from rigbook_schemas.queries import LIMIT_MAX, Question
 from rigbook_schemas.subjects import SubjectError, token
@@ -107,6 +108,12 @@ def drift_heal(
     """Let the reaper heal a kind of drift by itself, or no longer. Off is a dry run: it only tells."""
     if on is None:
         raise typer.BadParameter("say --on or --off")
+    if on and kind not in HEALABLE:
+        raise Invalid(
+            f"{kind}: there is nothing that the reaper could order; it is told, with a remedy for hands "
+            f"(can be healed: {', '.join(HEALABLE)})",
+            code="not_healable",
+        )
     said = e.HealingSet(kind=kind, on=on, by=by or me(), reason=reason)
 
     async def go() -> int:

@@ -92,6 +92,24 @@ def agent(
             help="Others' workloads are never touched. Default: a name that only this log has.",
         ),
     ] = "",
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--weights", metavar="DIR",
+            help="Folder of model weights; the first one is given to components. Default: in the data folder.",
+        ),
+    ] = None,
+    mount: Annotated[
+        list[str] | None, typer.Option("--mount", metavar="DIR", help="Folder that containers may mount.")
+    ] = None,
+    docker: Annotated[str, typer.Option("--docker", metavar="URL", help="Docker's socket.")] = "",
+    mps: Annotated[
+        str, typer.Option("--mps", metavar="DIR", help="Pipe folder of CUDA MPS: it keeps memory slices.")
+    ] = "",
+    exclusive_process: Annotated[
+        bool,
+        typer.Option("--exclusive-process", help="One process at a time on exclusive cards (compute mode)."),
+    ] = False,
     heartbeat: Annotated[float, typer.Option("--heartbeat", min=0.05, metavar="SECONDS")] = 1.0,
     data: DataDir = None,
     credentials: Credentials = "",
@@ -117,6 +135,12 @@ def agent(
         "engines": engines,
         "labels": pairs("--labels", [pair for text in labels or () for pair in text.split(",") if pair]),
         "heartbeat_seconds": heartbeat,
+        "weights_dir": weights[0].absolute() if weights else None,
+        "weights_dirs": tuple(str(folder.absolute()) for folder in (weights or ())[1:]),
+        "mounts_allowed": tuple(mount or ()),
+        "docker_url": docker,
+        "mps": mps,
+        "exclusive_process": exclusive_process,
     }
     start = Start(
         service="agent", url=find_url(join, None), options=options, credentials=credentials,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 from rigbook_schemas.queries import CardRow, DemandRow, DriftRow, EventRow, NodeRow, Question
-from rigbook_schemas.sentences import gib, sentence
+from rigbook_schemas.sentences import enforcement, gib, sentence
+from rigbook_schemas.values import Mode
 
 from rigbook import tables
 from rigbook.commands.invoke import connected, now_ns, run
@@ -81,6 +82,8 @@ def observed_of(row: DemandRow, nodes: list[NodeRow], cards: list[CardRow]) -> d
                 "running": c.running,
                 "pids": list(c.pids),
                 "epoch": c.epoch,
+                "ports": [{"port": p.port, "host_port": p.host_port} for p in c.ports],
+                "warning": c.warning,
             }
             for c in node.components
             if c.demand == row.demand
@@ -103,7 +106,33 @@ def observed_of(row: DemandRow, nodes: list[NodeRow], cards: list[CardRow]) -> d
             for p in card.observed.processes
             if p.demand == row.demand
         ]
-    return {"components": components if answers else None, "processes": processes, "unknown_cards": unknown}
+    starting = [
+        {"node": node.name, "component": one.component, "step": one.step, "text": one.text, "since": one.since,
+         "done_bytes": one.done_bytes, "total_bytes": one.total_bytes}
+        for node in nodes
+        for one in node.starting
+        if one.demand == row.demand
+    ]  # fmt: skip
+    held: dict[str, int] = {}
+    for process in processes:
+        held[process["card"]] = held.get(process["card"], 0) + (process["memory_bytes"] or 0)
+    memory = [
+        {
+            "card": card.uuid,
+            "reserved_bytes": row.memory_bytes,
+            "observed_bytes": None if card.uuid in unknown else held.get(card.uuid, 0),
+            "enforces": card.enforces,
+        }
+        for card in cards
+        if card.uuid in row.cards and row.epoch
+    ]
+    return {
+        "components": components if answers else None,
+        "processes": processes,
+        "unknown_cards": unknown,
+        "starting": starting,
+        "memory": memory,
+    }
 
 
 def _runs_on(card: CardRow, demand: str) -> bool:
@@ -131,6 +160,8 @@ def _print(story: dict[str, Any]) -> None:
             [("DESIRED", _desired(row)), ("BOUND", _bound(row)), ("OBSERVED", _observed(story["observed"]))]
         )
     )
+    for line in _more(row, story["observed"]):
+        say(f"  {line}")
     for reason in row.reasons:
         say(f"  {sentence(reason)}")
     if row.verdict or row.sentence:
@@ -155,6 +186,26 @@ def _bound(row: DemandRow) -> str:
     if not row.epoch:
         return f"no card (was epoch {row.epoch_last})" if row.epoch_last else "no card"
     return f"{', '.join(short_card(card) for card in row.cards)} of {', '.join(row.nodes)}, epoch {row.epoch}"
+
+
+def _more(row: DemandRow, observed: dict[str, Any]) -> list[str]:
+    """What it waits for, where it answers, how much it holds of what it reserved, and what may go wrong."""
+    told: list[str] = []
+    for one in observed["starting"]:
+        total = f" of {gib(one['total_bytes'])}" if one["total_bytes"] else ""
+        done = f" ({gib(one['done_bytes'])}{total})" if one["done_bytes"] is not None else ""
+        told.append(f"{one['component']} waits: {one['step']}, {one['text']}{done}")
+    for c in observed["components"] or ():
+        told += [f"{c['component']} answers at {c['node']}:{p['host_port']}" for p in c["ports"] if p["host_port"]]
+        told += [f"warning: {c['warning']}"] if c["warning"] else []
+    for one in observed["memory"]:
+        kept = enforcement(Mode(row.mode), one["enforces"])
+        used, reserved = one["observed_bytes"], one["reserved_bytes"]
+        over = f", {gib(used - reserved)} more than reserved" if used is not None and used > reserved else ""
+        told.append(
+            f"{short_card(one['card'])}: {gib(reserved)} reserved, {gib(used)} observed{over}; {kept}"
+        )
+    return told
 
 
 def _observed(observed: dict[str, Any]) -> str:

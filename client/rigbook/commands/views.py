@@ -1,4 +1,4 @@
-"""`ls`, `show`, `explain`, `who`, `events`: looking, with nothing changed."""
+"""`ls`, `who`, `events`: looking, with nothing changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rich.text import Text
 from rigbook_schemas.catalogue import BY_KIND
 from rigbook_schemas.events import Payload
 from rigbook_schemas.queries import LIMIT_MAX, EventRow, Question
-from rigbook_schemas.sentences import sentence
 from rigbook_schemas.wire import Malformed, Record, Unknown, rfc3339
 
 from rigbook import tables
@@ -20,7 +19,7 @@ from rigbook.commands.options import AsJson, At, Data, JournalFile, Nats, Watch
 from rigbook.failures import Invalid
 from rigbook.lookup import demand_named
 from rigbook.moments import MomentError, local_zone, parse_moment, rfc3339_of
-from rigbook.narrative import holder_line, record_line
+from rigbook.narrative import record_line
 from rigbook.output import answer_json, json_line, say, show
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ BEGINNING: Final = "1970-01-01T00:00:00Z"  # "who had it, ever" is asked as a sp
 
 def register(app: typer.Typer) -> None:
     app.command("ls")(ls)
-    app.command("explain")(explain)
     app.command("who")(who)
     app.command("events")(events)
 
@@ -101,57 +99,6 @@ def ls(
                 show(await draw(client))
 
     run(go())
-
-
-def explain(
-    demand: Annotated[str, typer.Argument(metavar="DEMAND", help="Id or name.")],
-    as_json: AsJson = False,
-    nats: Nats = None,
-    data: Data = None,
-) -> None:
-    """Why a demand waits, was refused, or ended: the reasons as sentences."""
-
-    async def go() -> tuple[DemandRow, list[DemandRow]]:
-        async with connected(nats, data) as client:
-            row = await demand_named(client, demand)
-            names = dict.fromkeys(holder for reason in row.reasons for holder in reason.holders)
-            return row, [await demand_named(client, name) for name in list(names)[:HOLDERS_SHOWN]]
-
-    row, holders = run(go())
-    if as_json:
-        told = [{"sentence": sentence(reason), "reason": reason} for reason in row.reasons]
-        json_line(
-            {
-                "demand": row.demand,
-                "phase": row.phase,
-                "verdict": row.verdict,
-                "sentence": row.sentence,
-                "reasons": told,
-                "holders": [
-                    {"demand": h.demand, "phase": h.phase, "wanted": h.wanted, "drifts": h.drifts}
-                    for h in holders
-                ],
-            }
-        )
-        return
-    say(f"{row.demand} is {row.phase}{'' if row.wanted else ' (desired: stopped)'}", "bold")
-    for reason in row.reasons:
-        say(f"  {sentence(reason)}")
-    for holder in holders:
-        # what a reason said when it was written may have changed since
-        say(f"    {holder_line(holder)}", "" if holder.wanted else "yellow")
-    if row.sentence or row.verdict:
-        say(f"  {row.verdict}: {row.sentence}" if row.verdict else f"  {row.sentence}")
-    if not row.reasons and row.phase == "waiting":
-        say(
-            "  it is next in the queue, or the placer has not looked at it yet (`rigbook doctor` tells whether one runs)"
-        )
-    if row.phase in ("bound", "starting", "running"):
-        say(f"  it has its cards: {', '.join(row.cards)}")
-    if row.phase == "releasing":
-        say("  its stop was ordered; the cards are free when the node has seen them free, not before")
-    for drift in row.drifts:
-        say(f"  drift: {drift}; `rigbook drift list --evidence` has what was seen")
 
 
 def who(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import yaml
 from rigbook_schemas.events import DemandRaised
+from rigbook_schemas.placeholders import NAMES, WEIGHTS_DIR, problems
 from rigbook_schemas.values import (
     PRIORITIES,
     Component,
@@ -17,6 +19,7 @@ from rigbook_schemas.values import (
     Request,
     Restart,
     Role,
+    Window,
     Workload,
 )
 
@@ -28,16 +31,23 @@ __all__ = ["NAME_MAX", "read_demand"]
 # A demand's id is its name and a few characters more, and must stay one token.
 NAME_MAX: Final = 48
 PROGRAM: Final[tuple[str, ...]] = (
-    "command", "image", "env", "ports", "mounts", "probe", "gpu", "memory_limit", "shm", "stop_grace",
+    "command", "image", "env", "ports", "mounts", "probe", "gpu", "memory_limit", "shm", "stop_grace", "fill",
+    "starts_alone",
 )  # fmt: skip
 DEMAND: Final = (
     "name", "project", "owner", "workload", "purpose", "resources", "components", *PROGRAM,
-    "restart", "priority", "max_run_time", "preemptible", "labels",
+    "restart", "priority", "max_run_time", "preemptible", "preempts", "placement",
+    "windows", "labels", "idle_max",
 )  # fmt: skip
-RESOURCES: Final = ("memory", "count", "mode", "model", "node", "nodes", "require", "prefer")
+RESOURCES: Final = (
+    "memory", "count", "mode", "model", "node", "nodes", "require", "prefer", "headroom", "weights", "weights_size",
+)  # fmt: skip
+WINDOW: Final = ("start", "end", "days", "utc_offset_minutes")
+DAYS: Final = {day: n for n, day in enumerate(("mon", "tue", "wed", "thu", "fri", "sat", "sun"), start=1)}
 COMPONENT: Final = ("name", "role", *PROGRAM)
 PROBE: Final = ("kind", "path", "port", "command", "every", "timeout", "startup_max", "failures_max")
 LABEL_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
+CLOCK: Final = r"([01][0-9]|2[0-3]):[0-5][0-9]"
 VARIABLE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 
 
@@ -66,7 +76,17 @@ def read_demand(reading: Reading, document: Field) -> DemandRaised:
         restart=restart,
         priority=_priority(reading, fields["priority"]) if "priority" in fields else PRIORITIES["normal"],
         max_run_seconds=_run_time(reading, fields["max_run_time"]) if "max_run_time" in fields else None,
+        idle_seconds_max=_run_time(reading, fields["idle_max"]) if "idle_max" in fields else None,
         preemptible=reading.boolean(fields["preemptible"]) if "preemptible" in fields else False,
+        preempts=reading.boolean(fields["preempts"]) if "preempts" in fields else False,
+        placement=reading.text(fields["placement"], at_most=32, what="the name of a policy")
+        if "placement" in fields
+        else "",
+        windows=tuple(
+            _window(reading, item) for item in reading.items(fields["windows"], what="windows", at_most=32)
+        )
+        if "windows" in fields
+        else (),
         labels=reading.texts(fields["labels"], name_pattern=LABEL_NAME) if "labels" in fields else {},
     )
 
@@ -94,6 +114,47 @@ def _resources(reading: Reading, field: Field) -> Request:
         node=reading.name(fields["node"]) if "node" in fields else "",
         require=reading.texts(fields["require"], name_pattern=LABEL_NAME) if "require" in fields else {},
         prefer=reading.texts(fields["prefer"], name_pattern=LABEL_NAME) if "prefer" in fields else {},
+        headroom=_headroom(reading, fields["headroom"]) if "headroom" in fields else 1.0,
+        weights=reading.text(fields["weights"], at_most=256, what="the name of model weights")
+        if "weights" in fields
+        else "",
+        weights_bytes=reading.size(fields["weights_size"]) if "weights_size" in fields else 0,
+    )
+
+
+def _headroom(reading: Reading, field: Field) -> float:
+    value = reading.raw(field)
+    if re.fullmatch(r"[1-4](\.[0-9]{1,4})?", value) and float(value) <= 4:
+        return float(value)
+    reading.wrong(field, f"{value!r} is no headroom", "a factor from 1 to 4, such as 1.2")
+    return 1.0
+
+
+def _window(reading: Reading, field: Field) -> Window:
+    """`22:00-06:00`, or the same as fields, with days."""
+    if isinstance(field.node, yaml.ScalarNode):
+        times = reading.raw(field).split("-")
+        if len(times) == 2 and all(re.fullmatch(CLOCK, time) for time in times):
+            return Window(start=times[0], end=times[1])
+        reading.wrong(field, "is no window", 'a text such as "22:00-06:00", or fields start, end, days')
+        return Window(start="00:00", end="00:01")
+    fields = reading.mapping(field, WINDOW, required=("start", "end"))
+    times = [reading.raw(fields[name]) if name in fields else "00:00" for name in ("start", "end")]
+    for name, time in zip(("start", "end"), times, strict=True):
+        if name in fields and not re.fullmatch(CLOCK, time):
+            reading.wrong(fields[name], f"{time!r} is no time of day", '"22:00", in quotes')
+    good = all(re.fullmatch(CLOCK, time) for time in times)
+    days = [
+        reading.word(item, tuple(DAYS)) for item in reading.items(fields["days"], what="days", at_most=7)
+    ] if "days" in fields else []  # fmt: skip
+    offset = 0
+    if "utc_offset_minutes" in fields:
+        offset = reading.integer(fields["utc_offset_minutes"], -840, 840)
+    return Window(
+        start=times[0] if good else "00:00",
+        end=times[1] if good else "00:01",
+        days=tuple(DAYS[day] for day in days if day in DAYS),
+        utc_offset_minutes=offset,
     )
 
 
@@ -141,7 +202,7 @@ def _program(reading: Reading, whole: Field, fields: dict[str, Field], *, name: 
         reading.wrong(
             fields["gpu"], "the only program does not use the GPU", "a demand with at least one that does"
         )
-    return Component(
+    made = Component(
         name=name,
         role=role,
         command=command,
@@ -156,7 +217,12 @@ def _program(reading: Reading, whole: Field, fields: dict[str, Field], *, name: 
         memory_bytes=reading.size(fields["memory_limit"]) if "memory_limit" in fields else 0,
         shm_bytes=reading.size(fields["shm"]) if "shm" in fields else 0,
         stop_grace_seconds=reading.seconds(fields["stop_grace"]) if "stop_grace" in fields else 10.0,
+        starts_alone=reading.boolean(fields["starts_alone"]) if "starts_alone" in fields else False,
+        fill=reading.boolean(fields["fill"]) if "fill" in fields else False,
     )
+    for wrong in problems(made):
+        reading.wrong(fields["fill"], wrong.partition("; known")[0], f"one of {', '.join(NAMES)}")
+    return made
 
 
 def _port(reading: Reading, field: Field) -> Port:
@@ -174,7 +240,10 @@ def _mount(reading: Reading, field: Field) -> Mount:
     paths: dict[str, str] = {}
     for name in ("source", "target"):
         paths[name] = reading.text(fields[name], what="an absolute path") if name in fields else "/"
-        if paths[name] and not paths[name].startswith("/"):
+        inside = name == "source" and paths[name].startswith(
+            WEIGHTS_DIR
+        )  # where the node keeps model weights
+        if paths[name] and not paths[name].startswith("/") and not inside:
             reading.wrong(fields[name], f"{paths[name]!r} is not absolute", "a path that begins with /")
     read_only = reading.boolean(fields["read_only"]) if "read_only" in fields else True
     return Mount(source=paths["source"], target=paths["target"], read_only=read_only)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from rigbook_schemas.placeholders import Fill, filled
 from rigbook_schemas.sentences import gib
+from rigbook_schemas.values import Component
 
 if TYPE_CHECKING:
-    from rigbook_schemas.values import Component, Probe
+    from rigbook_schemas.values import Probe
 
 __all__ = ["Contract", "contract_of"]
 
@@ -34,7 +35,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
             (
                 "mounts",
                 ", ".join(
-                    f"{m.source} -> {m.target} ({'read only' if m.read_only else 'read and write'})" for m in c.mounts
+                    f"{m.source} -> {m.target} ({'read only' if m.read_only else 'read and write'})"
+                    for m in c.mounts
                 ),
             ),
             (
@@ -70,7 +72,9 @@ def contract_of(
     )
     values = fill.values(component)
     words = f"{gib(memory_bytes)} of {gib(card_memory_bytes)} on each card"
-    used = [name for name in values if name.startswith("memory") and component.fill and _uses(component, name)]
+    used = [
+        name for name in values if name.startswith("memory") and component.fill and _uses(component, name)
+    ]
     if used:
         words += ": " + ", ".join(f"{name} {values[name]}" for name in used)
     return Contract(component=filled(component, fill), filled=True, memory=words)

@@ -57,7 +57,9 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Raises Invalid, Unusable."""
         if not (image or self.image):
             raise Unusable(f"engine {self.name} has no image", remedy="give one with --image")
-        if not model and any("{model}" in text for text in (*self.command, *self.env.values(), *self.prepare)):
+        if not model and any(
+            "{model}" in text for text in (*self.command, *self.env.values(), *self.prepare)
+        ):
             raise Unusable(f"engine {self.name} needs a model", remedy="give one with --model")
         port = port or Port(port=self.port, host_port=0)
         alive = Probe(kind="http", path=health or self.health, port=port.port)

@@ -250,6 +250,11 @@ class Answers:
             started=self._started,
             store=book.trouble,
             written=book.written,
+            placement=state.policy.placement,
+            cap_priority=state.policy.cap_priority,
+            cap_share=state.policy.cap_share,
+            preemption=state.policy.preemption,
+            preemption_run_seconds_min=state.policy.preemption_run_seconds_min,
             stream_created_ns=str(book.stream_created_ns),
             generation=state.generation,
         )

@@ -267,7 +267,9 @@ class _Rows:
 
     def _wrong_card(self, binding: Binding, share: NodeShare, mine: say.Parts) -> Iterator[Sighting]:
         allotted = tuple(a.card for a in share.allotments)
-        given = {uuid for component in mine.running for uuid in (*component.gpus, *(component.injected or ()))}
+        given = {
+            uuid for component in mine.running for uuid in (*component.gpus, *(component.injected or ()))
+        }
         for card in dict.fromkeys((*(h.card for h in mine.holds), *sorted(given))):
             if card in allotted:
                 continue

@@ -178,7 +178,10 @@ class _OneCard:
     # -- double_holder --------------------------------------------------------------------------
 
     def twice(self) -> Iterator[Sighting]:
-        if not any(b.mode is Mode.EXCLUSIVE for b in self.bindings) or self.seen.observed_ns <= self.latest_ns:
+        if (
+            not any(b.mode is Mode.EXCLUSIVE for b in self.bindings)
+            or self.seen.observed_ns <= self.latest_ns
+        ):
             return
         held = {
             label: [h for h in holds if h.card == self.card.uuid] for label, holds in self.seen.holds.items()
@@ -272,7 +275,7 @@ def _unreleased(state: State, beat: Beat) -> Iterator[Sighting]:
                          source=f"agent of node {node}", at=told.since),
             ),
             remedy="look for what keeps the device open (zombies, state D); with nothing on the card reset it, else reboot "
-            f"the node; `rigbook stop {binding.demand} --force` gives the card away as it is",
+            "the node",
             healable=False,
         )  # fmt: skip
 

@@ -91,7 +91,9 @@ class _OneBinding:
                         f"{card.utilisation_percent:.0f} %" if card.utilisation_percent is not None else "",
                         f"{card.power_watts:.0f} W" if card.power_watts is not None else "",
                         f"of {card.power_limit_watts:.0f} W" if card.power_limit_watts is not None else "",
-                        f"{say.gib(card.memory_used_bytes)} used" if card.memory_used_bytes is not None else "",
+                        f"{say.gib(card.memory_used_bytes)} used"
+                        if card.memory_used_bytes is not None
+                        else "",
                     )
                     if word
                 ),

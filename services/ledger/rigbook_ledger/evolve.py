@@ -29,41 +29,44 @@ _DECIDING: Final = ("rig.own.", "rig.evict.", "rig.release.")
 _HOUR_NS: Final = 3_600_000_000_000
 
 
-def fold(state: State, records: Iterable[Record]) -> State:
-    """`evolve` over many records."""
-    for record in records:
-        state = evolve(state, record)
-    return state
-
-
 def evolve(state: State, record: Record) -> State:
     """Apply one record. Records at or below the state's position are ignored: redelivery is a no-op."""
-    seq = record.seq
-    if seq <= state.position:
-        return state
-    data = record.data
-    apply = _APPLY[type(data)]
-    if apply is not None:
-        time = record.time
-        begins_ns, ends_ns, hour = _hour
-        if not begins_ns <= record.received_ns < ends_ns:
-            hour = _turn_to_hour(record.received_ns // _HOUR_NS)
-        if time[:13] != hour or time[-1] != "Z":
-            _check_time(state, record)
-        apply(state, record, data)
-    else:
-        _find_no_event(state, record, data)
+    return fold(state, (record,))
+
+
+def fold(state: State, records: Iterable[Record]) -> State:
+    """Apply records in order. The one loop: what stands in it, stands in the way of every event of every replay."""
+    position = state.position
     unchained = state.unchained
-    if seq != state.position + 1:
-        unchained.append(seq)
-    unchained.append(record.id)
-    if len(unchained) >= CHAIN_RUN:
-        state.link()
-    state.position = seq
-    state.event_id = record.id
-    state.received_ns = record.received_ns
-    if record.subject.startswith("rig.own."):
-        state.own_position = seq
+    begins_ns, ends_ns, hour = _hour
+    last: Record | None = None
+    for record in records:
+        seq = record.seq
+        if seq <= position:
+            continue
+        data = record.data
+        apply = _APPLY[type(data)]
+        if apply is not None:
+            if not begins_ns <= record.received_ns < ends_ns:
+                begins_ns, ends_ns, hour = _turn_to_hour(record.received_ns // _HOUR_NS)
+            time = record.time
+            if time[:13] != hour or time[-1] != "Z":
+                _check_time(state, record)
+            apply(state, record, data)
+        else:
+            _find_no_event(state, record, data)
+        if seq != position + 1:
+            unchained.append(seq)
+        unchained.append(record.id)
+        if len(unchained) >= CHAIN_RUN:
+            state.link()
+        state.position = position = seq
+        if record.subject.startswith("rig.own."):
+            state.own_position = seq
+        last = record
+    if last is not None:
+        state.event_id = last.id
+        state.received_ns = last.received_ns
     return state
 
 
@@ -116,9 +119,9 @@ def _check_time(state: State, record: Record) -> None:
 _hour: list[Any] = [0, 0, ""]
 
 
-def _turn_to_hour(hour: int) -> str:
+def _turn_to_hour(hour: int) -> list[Any]:
     _hour[:] = [hour * _HOUR_NS, (hour + 1) * _HOUR_NS, rfc3339(hour * _HOUR_NS)[:13]]
-    return str(_hour[2])
+    return _hour
 
 
 class _Apply(dict[type, "Callable[..., None] | None"]):

@@ -280,7 +280,7 @@ def _bound_problem(state: State, record: Record, data: e.Bound | e.Adopted, dema
     if record.subject != f"rig.own.bind.{nodes[0] if len(nodes) == 1 else GANG}":
         return f"a binding on {', '.join(nodes)} does not belong on {record.subject}"
     seen: set[str] = set()
-    modes: set[Mode] = set()
+    mode: Mode | None = None
     for share in data.shares:
         if not share.allotments:
             return f"the share of node {share.node} has no card"
@@ -291,8 +291,11 @@ def _bound_problem(state: State, record: Record, data: e.Bound | e.Adopted, dema
             if allotment.card in seen:
                 return f"card {allotment.card} is named twice"
             seen.add(allotment.card)
-            modes.add(allotment.mode)
-    return "" if len(modes) == 1 else "one binding cannot have two modes"
+            if mode is None:
+                mode = allotment.mode
+            elif mode is not allotment.mode:
+                return "one binding cannot have two modes"
+    return ""
 
 
 def deferred(state: State, record: Record, data: e.Deferred) -> None:
@@ -389,10 +392,11 @@ def _running_phase(binding: Binding, phase: Phase) -> Phase:
     if len(binding.started) < len(binding.shares):
         return _BOUND
     for share in binding.shares:
-        if share.node not in binding.ready and any(
-            c.probe is not None or c.startup is not None for c in share.components
-        ):
-            return _STARTING
+        for component in share.components:
+            if component.probe is not None or component.startup is not None:
+                if share.node not in binding.ready:
+                    return _STARTING
+                break
     return _RUNNING
 
 

@@ -62,6 +62,10 @@ async def serve(
         try:
             await _keep(bus, options, clock, telemetry, ready, open_store)
         except LogRecovered as recovered:
+            me = asyncio.current_task()
+            if me is not None and me.cancelling():
+                # Python 3.11's TaskGroup forgets that it was cancelled when one of its own fails at that moment.
+                raise asyncio.CancelledError from recovered
             aside = move_aside(options.data / FILE)
             structlog.get_logger().bind(instance=options.instance).warning(
                 "the log was recovered; the book is moved aside and made anew",

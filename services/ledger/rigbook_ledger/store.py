@@ -18,6 +18,7 @@ and the position in the file says from where to read again.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import sqlite3
@@ -300,7 +301,19 @@ def _take_lock(path: Path) -> int:
 async def _connect(path: Path, *, read_only: bool = False) -> aiosqlite.Connection:
     # `isolation_level=None`: transactions begin where we say so, not where the module guesses.
     uri = f"file:{quote(str(path))}?mode={'ro' if read_only else 'rwc'}"
-    return await aiosqlite.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS_MAX)
+    connecting = asyncio.ensure_future(
+        _connected(aiosqlite.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS_MAX))
+    )
+    try:
+        return await asyncio.shield(connecting)
+    except asyncio.CancelledError:  # its thread goes on all the same: nothing may be left open
+        with suppress(sqlite3.Error):
+            await (await connecting).close()
+        raise
+
+
+async def _connected(connection: aiosqlite.Connection) -> aiosqlite.Connection:
+    return await connection
 
 
 async def _prepare(db: aiosqlite.Connection, path: Path) -> None:

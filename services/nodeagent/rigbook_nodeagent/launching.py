@@ -72,6 +72,8 @@ def injection_problem(running: Running, upkeep: Upkeep) -> tuple[str, str] | Non
         return None
     return (
         "device_injection_mismatch",
-        f"{running.component} was to get {', '.join(running.cards)} and reaches {', '.join(injected) or 'no card'}: "
-        "it was stopped before it could run on the wrong devices; look at the container toolkit of this node",
+        (
+            f"{running.component} was to get {', '.join(running.cards)} and reaches {', '.join(injected) or 'no card'}: "
+            "it was stopped before it could run on the wrong devices; look at the container toolkit of this node"
+        ),
     )

@@ -7,13 +7,15 @@ ended, or its time is over; others wait in the order they came.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rigbook_schemas.values import Component
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+
+    from rigbook_schemas.values import Component
 
 __all__ = ["StartGate", "start_seconds_max"]
 

@@ -30,6 +30,9 @@ __all__ = ["end_strays", "stop_without_right", "strays_of"]
 
 POLL_SECONDS: Final = 0.1
 RETRY_SECONDS: Final = 2.0
+# In the middle of an exec a process has no environment to know it by: one look that finds nothing is not enough.
+LOOKS: Final = 2
+LOOK_AGAIN_SECONDS: Final = 0.2
 ANY_DEMAND: Final = "unknown"  # a stop order for something whose demand nobody knows
 INSIST_SECONDS: Final = 5.0  # from SIGKILL to giving up: longer means the kernel holds it (state D)
 
@@ -43,11 +46,16 @@ async def stop_without_right(
     log: structlog.stdlib.BoundLogger,
 ) -> None:
     """End all that runs under an epoch that is in no book: what engines list, then what only a card shows."""
-    while True:
+    quiet = 0
+    while quiet < LOOKS:
+        if quiet:
+            await clock.sleep(LOOK_AGAIN_SECONDS)
+        quiet += 1
         try:
             for engine in engines():
                 for running in await engine.inventory():
                     if running.epoch == stop.epoch and stop.demand in (running.demand, ANY_DEMAND):
+                        quiet = 0
                         log.warning(
                             "stopping what has no right to run", demand=running.demand, epoch=stop.epoch
                         )
@@ -59,13 +67,13 @@ async def stop_without_right(
             demand = "" if stop.demand == ANY_DEMAND else stop.demand
             strays = strays_of(await sample(), epoch=stop.epoch, demand=demand)
             if strays:
+                quiet = 0
                 log.warning("stopping what only a card shows", pids=sorted(strays), epoch=stop.epoch)
                 await end_strays(strays, grace_seconds=stop.grace_seconds, clock=clock)
         except (EngineError, GpusError) as error:
+            quiet = 0
             log.warning("stop failed; will try again", epoch=stop.epoch, why=str(error))
             await clock.sleep(RETRY_SECONDS)
-        else:
-            return
 
 
 def strays_of(sample: Iterable[CardObservation], *, epoch: int, demand: str) -> dict[int, int]:

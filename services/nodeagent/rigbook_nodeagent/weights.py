@@ -10,11 +10,11 @@ A name is not a promise that every file is whole: it makes a node preferred, and
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 __all__ = ["weights_in"]
 

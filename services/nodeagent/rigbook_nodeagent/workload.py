@@ -220,6 +220,7 @@ class WorkloadRun:
         self._readings.baseline = baseline_of(self._s.cards.latest or (), order.share.allotments)
         if order.stop is not None:
             return None  # stopped before it began
+        await self._s.upkeep.limit_processes()
         running: list[Running] = []
         for component in order.share.components:
             if self._now.stop is not None:

@@ -51,6 +51,7 @@ ABLE_MAX: Final = 2_000
 _MODE: Final[dict[Mode | None, int]] = {None: -1, Mode.EXCLUSIVE: 0, Mode.MEMORY_SLICE: 1, Mode.TIME_SLICE: 2}
 _GROW: Final = 1024
 _ALL: Final = slice(None)
+_FIELDS: Final = ("_total", "_free", "_node", "_index", "_model", "_pinned", "_serves", "_open", "_usable")
 # After so many changes the most that a card has free is looked up anew.
 ROOMIEST_CHANGES: Final = 1024
 # From this many changed nodes on they are scored all at once.
@@ -94,6 +95,7 @@ class Index:
         self._pinned = np.zeros(0, np.int64)
         self._serves = np.zeros(0, np.int64)  # mode of its bindings, -1 = holds none
         self._open = np.zeros(0, np.bool_)
+        self._usable = np.zeros(0, np.bool_)  # open, or kept for somebody
         self._node_open = np.zeros(0, np.bool_)
         self._node_free = np.zeros(0, np.int64)
         self._models: dict[str, int] = {}
@@ -204,9 +206,9 @@ class Index:
         if row is None:
             row = self._row[card.uuid] = self._unused.pop() if self._unused else len(self._row)
             if row >= len(self._total):
-                for name in ("_total", "_free", "_node", "_index", "_model", "_pinned", "_serves", "_open"):
+                for name in _FIELDS:
                     setattr(self, name, _grown(getattr(self, name)))
-            self._open[row] = False
+            self._open[row] = self._usable[row] = False
             self._node[row] = number
             self._rows_of[number].append(row)
         elif self._node[row] != number:
@@ -215,7 +217,7 @@ class Index:
         seen = self._seen.get(card.uuid)
         before = (
             (int(self._free[row]), int(self._serves[row]), int(self._pinned[row]))
-            if self._open[row]
+            if self._usable[row]
             else None
         )
         self._total[row] = card.memory_bytes
@@ -225,17 +227,17 @@ class Index:
         self._model[row] = self._models.setdefault(plain_model(card.model), len(self._models))
         self._pinned[row] = _MODE[card.mode]
         self._serves[row] = _MODE[self._state.bindings[card.holders[0]].mode] if card.holders else -1
-        self._open[row] = (
+        was_open = bool(self._open[row])
+        self._usable[row] = (
             card.present
             and card.usable
             and card.quarantined is None
             and not card.switching
-            and not card.held_for
-            and card.uuid not in self._kept
             and not (seen is not None and seen.unknown)
         )
-        if self._open[row]:
-            self._note_gain(row, number, before)
+        self._open[row] = self._usable[row] and not card.held_for and card.uuid not in self._kept
+        if self._usable[row]:
+            self._note_gain(row, number, before if was_open or not self._open[row] else None)
         was = self._present.get(card.uuid, 0)
         now = card.memory_bytes if card.present else 0
         if was != now:
@@ -260,7 +262,7 @@ class Index:
         row = self._row.pop(uuid, None)
         if row is None:
             return None
-        self._open[row] = False
+        self._open[row] = self._usable[row] = False
         self._unused.append(row)
         self._rows_of[int(self._node[row])].remove(row)
         self._fleet_bytes -= self._present.pop(uuid, 0)

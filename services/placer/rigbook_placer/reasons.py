@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from rigbook_schemas.placeholders import problems
 from rigbook_schemas.values import Engine, Horizon, Mode, Reason, ReasonCode
 
 from rigbook_placer.feasible import NOBODY, NOTHING_SEEN, kept_from, model_fits, need_bytes, sensible
@@ -52,6 +53,9 @@ def invalid(spec: DemandRaised, policies: Mapping[str, object] | None = None) ->
     for component in spec.components:
         if not component.command and not component.image:
             return _invalid(f"component {component.name}", "neither command nor image is given")
+        wrong = problems(component)
+        if wrong:
+            return _invalid(f"component {component.name}", wrong[0])
     return None
 
 

@@ -66,6 +66,7 @@ class Turns:
         self._ahead: dict[str, None] = {}  # blocked demands, in order
         self._passed: dict[str, int] = {}
         self._keeping: dict[str, _Keeping] = {}
+        self._looked: set[str] = set()  # blocked demands that cards were looked for, the last time
         self.kept: dict[str, Kept] = {}  # by card
         self.more = False  # it stopped for now, and not at the end of the queue
 
@@ -111,13 +112,13 @@ class Turns:
         for _ in range(TRIES_MAX):
             demand = self._step(state, waiting, index)
             if demand is None:
+                self._wake_for_overdue(state, now_ns)
                 return None
             spec = demand.spec
             rule = rule_says_no(state, spec, now_ns=now_ns, totals=index.totals if index else None)
             if rule is not None:
                 if rule.seconds is not None:
-                    due_ns = now_ns + int(rule.seconds * 1e9)
-                    self._wake_ns = due_ns if self._wake_ns is None else min(self._wake_ns, due_ns)
+                    self._wake(now_ns + int(rule.seconds * 1e9))
                 continue
             found = place(state, spec, seen, self._policy, now_ns=now_ns, kept=self.kept, shortlist=index)
             if found is not None:
@@ -144,11 +145,23 @@ class Turns:
             mark = self._unfit.get(group)
             if mark is None:
                 return demand
-            if mark != here and (index is None or self.kept or not index.unfit(ask_of(demand.spec), mark)):
+            if mark != here and (
+                index is None or self.kept or demand.room or not index.unfit(ask_of(demand.spec), mark)
+            ):
                 return demand
             self._unfit[group] = here
             self._block(demand.spec.demand)
         return None
+
+    def _wake_for_overdue(self, state: State, now_ns: int) -> None:
+        """Begin again when a blocked demand has been passed for long enough."""
+        for did in self._ahead:
+            if did not in self._looked and did in state.waiting:
+                due_ns = max(now_ns, state.demands[did].since_ns + int(PASSED_SECONDS_MAX * 1e9))
+                self._wake(now_ns if self.passed(did) >= PASSED_MAX else due_ns)
+
+    def _wake(self, due_ns: int) -> None:
+        self._wake_ns = due_ns if self._wake_ns is None else min(self._wake_ns, due_ns)
 
     def _block(self, demand: str) -> None:
         if len(self._ahead) < COUNTED_MAX:
@@ -180,6 +193,7 @@ class Turns:
         """Choose the cards that are kept, for the first blocked demands that were passed enough."""
         names = [did for did in {**self._keeping, **self._ahead} if did in state.waiting]
         firsts = [state.demands[did] for did in names if self._overdue(state.demands[did], now_ns)]
+        self._looked = {demand.spec.demand for demand in firsts}
         keeping: dict[str, _Keeping] = {}
         kept: dict[str, Kept] = {}
         for demand in sorted(firsts, key=lambda d: order_of(d, now_ns)):

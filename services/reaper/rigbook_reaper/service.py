@@ -13,8 +13,8 @@ import msgspec
 import structlog
 from rigbook_bus.protocol import BusError, BusUnavailable, Link
 from rigbook_bus.telemetry import Telemetry
-from rigbook_ledger.drift import Beat, Comparison, Tolerance, compare
 from rigbook_ledger.continuity import Known, LogDiscontinued, ledger_doubts, recovery_under_way
+from rigbook_ledger.drift import Beat, Comparison, Tolerance, compare
 from rigbook_ledger.follower import Follower, SnapshotFile
 from rigbook_schemas import subjects
 from rigbook_schemas.catalogue import BY_PAYLOAD

@@ -20,7 +20,7 @@ _CONDITION = re.compile(r"(cuda|driver)(>=|<=|<|>|=)([0-9]+(?:\.[0-9]+)*)")
 
 def cuda_warning(image_env: Iterable[str], *, cuda_version: str, driver_version: str) -> str:
     """Empty when it fits, or when it cannot be told. `cuda_version` is the newest that the driver runs."""
-    env = dict(line.partition("=")[::2] for line in image_env)
+    env = {key: value for key, _, value in (line.partition("=") for line in image_env)}
     if not cuda_version or env.get("NVIDIA_DISABLE_REQUIRE", "").lower() in {"1", "true"}:
         return ""
     known = {"cuda": _numbers(cuda_version), "driver": _numbers(driver_version)}

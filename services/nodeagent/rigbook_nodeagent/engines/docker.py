@@ -59,6 +59,16 @@ EVENTS_BEFORE_SECONDS: Final = 600.0
 LOG_LINES_MAX: Final = 100_000
 PORT_TAKEN: Final = ("port is already allocated", "address already in use")
 NO_RUNTIME: Final = ("could not select device driver", "unknown runtime", "CDI device injection failed")
+# A daemon that is going down refuses in many words; none of them is about the component.
+GOING_DOWN: Final = (
+    "failed to update store",
+    "shutting down",
+    "context canceled",
+    "transport is closing",
+    "connection error: desc",
+    "ttrpc: closed",
+    "containerd.sock",
+)
 NO_PROGRAM: Final = (
     "executable file not found",
     "no such file or directory: unknown",
@@ -97,6 +107,7 @@ class DockerEngine:
         self._story = ContainerStory(
             directory.absolute(), boot_ns=boot_ns() if booted_ns is None else booted_ns
         )
+        self._made_ns = time.time_ns()
         self._since = f"{time.time() - EVENTS_BEFORE_SECONDS:.9f}"  # events from here on
         self._cluster = cluster
         self._node = node
@@ -167,6 +178,7 @@ class DockerEngine:
             await self._client.ask(self._client.api.containers.container(identity).start())
         except DockerRefusal as refusal:
             await self._discard(identity)
+            _raise_if_going_down(refusal)
             refused = _start_refused(refusal, launch, warning)
             self.notes.refused(refused.code, refused.text)
             raise refused from refusal
@@ -318,6 +330,7 @@ class DockerEngine:
             existing = await self._existing(name, launch) if refusal.status == 409 else None
             if existing is not None:
                 return str(existing["Id"])  # somebody else was faster: an older request of ours
+            _raise_if_going_down(refusal)
             raise _start_refused(refusal, launch) from refusal
         return str(container.id)
 
@@ -409,6 +422,8 @@ class DockerEngine:
         self._shown.pop(identity, None)
         if isinstance(when := event.get("timeNano"), int):
             self._since = f"{when // 10**9}.{when % 10**9 + 1:09d}"
+        if isinstance(when, int) and when < self._made_ns:
+            return  # for the story; a hint would come too late
         attributes = actor.get("Attributes") or {}
         if event.get("Action") not in {"die", "destroy", "oom"} or not ours(
             attributes, cluster=self._cluster, node=self._node
@@ -422,6 +437,11 @@ class DockerEngine:
                     ref=identity,
                 )
             )
+
+
+def _raise_if_going_down(refusal: DockerRefusal) -> None:
+    if refusal.status >= 500 and any(words in refusal.text for words in GOING_DOWN):
+        raise EngineError(f"the Docker Engine is going down: {refusal.text}") from refusal
 
 
 def _start_refused(refusal: DockerRefusal, launch: Launch, warning: str = "") -> StartRefused:
