@@ -17,11 +17,11 @@ import time
 
 from rigbook_ledger.evolve import evolve
 from rigbook_ledger.state import State
+from rigbook_placer.feasible import ask_of
 from rigbook_placer.index import Index
+from rigbook_placer.place import explain
 from rigbook_placer.turns import Turns
 from rigbook_placer.verdicts import Verdicts
-from rigbook_placer.place import explain
-from rigbook_placer.feasible import ask_of
 from rigbook_placer.waiting import Waiting
 from rigbook_schemas import events as e
 from rigbook_schemas import subjects as s
@@ -48,7 +48,9 @@ class Cell:
                 for i in range(min(8, cards))
             )
             name = f"n{number}"
-            self.tell(s.node(name), e.NodeJoined(node=name, incarnation="1", engines=("process",), cards=inventory))
+            self.tell(
+                s.node(name), e.NodeJoined(node=name, incarnation="1", engines=("process",), cards=inventory)
+            )
         self.state.touched.clear()
         self.index = Index(self.state, {})
         self.waiting = Waiting()
@@ -71,7 +73,9 @@ class Cell:
         did = f"d{self.number}"
         self.tell(
             s.demand("p"),
-            e.DemandRaised(demand=did, project="p", owner=OWNER, resources=request, components=PARTS, priority=priority),
+            e.DemandRaised(
+                demand=did, project="p", owner=OWNER, resources=request, components=PARTS, priority=priority
+            ),
         )
         return did
 
@@ -79,7 +83,9 @@ class Cell:
         roll = self.rng.random()
         if roll < 0.6:
             return Request(memory_bytes=self.rng.choice((4, 8, 12, 20)) * GIB, mode=Mode.MEMORY_SLICE)
-        return Request(memory_bytes=self.rng.choice((20, 36, 70)) * GIB, count=self.rng.choice((1, 1, 1, 2, 4, 8)))
+        return Request(
+            memory_bytes=self.rng.choice((20, 36, 70)) * GIB, count=self.rng.choice((1, 1, 1, 2, 4, 8))
+        )
 
     def bind_next(self) -> bool:
         found = self.turns.next(self.state, self.waiting, {}, NOW, self.index)
@@ -152,7 +158,9 @@ def queue(cards: int, waiting: int, *, shapes: int) -> dict[str, float]:
     began = time.perf_counter()
     for number in range(waiting):
         # from one byte more than 20 GiB on: every shape is another request
-        cell.raise_one(Request(memory_bytes=20 * GIB + number % shapes, mode=Mode.EXCLUSIVE), priority=number % 100)
+        cell.raise_one(
+            Request(memory_bytes=20 * GIB + number % shapes, mode=Mode.EXCLUSIVE), priority=number % 100
+        )
     raised = time.perf_counter() - began
     began = time.perf_counter()
     cell.follow()
@@ -176,7 +184,14 @@ def queue(cards: int, waiting: int, *, shapes: int) -> dict[str, float]:
 
     def why(demand: object) -> object:
         spec = demand.spec  # type: ignore[attr-defined]
-        return explain(cell.state, spec, {}, now_ns=now, totals=cell.index.totals, among=cell.index.able(ask_of(spec), 64))
+        return explain(
+            cell.state,
+            spec,
+            {},
+            now_ns=now,
+            totals=cell.index.totals,
+            among=cell.index.able(ask_of(spec), 64),
+        )
 
     began = time.perf_counter()
     said = len(verdicts.next(cell.state, cell.waiting, why, now))  # type: ignore[arg-type]

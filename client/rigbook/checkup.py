@@ -17,6 +17,7 @@ from rigbook import __version__
 from rigbook.context import process_start
 from rigbook.failures import RigbookFailure
 from rigbook.moments import ago
+from rigbook.recovery.check import log_findings, mass_loss
 
 if TYPE_CHECKING:
     from rigbook_schemas.queries import DriftRow
@@ -52,6 +53,7 @@ async def examine(client: Client, url: str, context: Context | None) -> list[Che
     """Every check that can be made from here; one that fails does not hide the others."""
     checks = [Check(name="bus", grade=Grade.OK, text=f"connected to {url}"), *await _streams(client)]
     status = await _status(client, checks)
+    checks += await _log(client)
     checks.append(await _placer(client))
     checks.append(_reaper(context))
     if status is not None:
@@ -118,7 +120,7 @@ async def _status(client: Client, checks: list[Check]) -> StatusRow | None:
                 name="ledger",
                 grade=Grade.BAD,
                 text=text,
-                remedy="the log is not the one it knew: see docs; nothing is bound or reaped until then",
+                remedy="nothing is bound or reaped: see the lines below, and `rigbook recover`",
             )
         )
     elif not status.caught_up:
@@ -172,6 +174,19 @@ async def _status(client: Client, checks: list[Check]) -> StatusRow | None:
             )
         )
     return status
+
+
+async def _log(client: Client) -> list[Check]:
+    try:
+        told = await log_findings(client)
+    except RigbookFailure as failure:
+        return [
+            Check(name="log", grade=Grade.WARN, text=f"cannot be looked at: {failure.why or failure.what}")
+        ]
+    return [
+        Check(name=name, grade=Grade.BAD if bad else Grade.OK, text=text, remedy=remedy)
+        for name, bad, text, remedy in told
+    ]
 
 
 async def _placer(client: Client) -> Check:
@@ -228,7 +243,12 @@ async def _nodes(client: Client) -> list[Check]:
         async with gate:
             return _node(row, answers=await _ping(client, row.name))
 
-    return list(await asyncio.gather(*(look(row) for row in rows)))
+    checks = list(await asyncio.gather(*(look(row) for row in rows)))
+    why = mass_loss(rows)
+    if why:
+        remedy = "is the bus reachable from the nodes? the guard ends by itself when they are heard again"
+        checks.insert(0, Check(name="mass loss", grade=Grade.BAD, text=why, remedy=remedy))
+    return checks
 
 
 async def _ping(client: Client, node: str) -> bool:

@@ -12,7 +12,7 @@ from rigbook_schemas.wire import Malformed, Unknown
 
 if TYPE_CHECKING:
     from rigbook_schemas.events import Payload
-    from rigbook_schemas.queries import DemandRow, EventRow
+    from rigbook_schemas.queries import CardRow, DemandRow, EventRow
     from rigbook_schemas.wire import Record
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "record_line",
     "short_card",
     "standing",
+    "stranger_line",
     "told",
 ]
 
@@ -76,6 +77,22 @@ def holder_line(row: DemandRow) -> str:
     when = f" since {row.withdrawn[:19].replace('T', ' ')} UTC" if row.withdrawn else ""
     drift = f"; drift: {', '.join(row.drifts)}" if row.drifts else ""
     return f"{row.demand} ({who}) {still}; its desired state is stopped{when}{drift}"
+
+
+def stranger_line(row: CardRow) -> str:
+    """Who holds memory of a card without being Rigbook's, and how much; "" when nobody does."""
+    shown = row.observed
+    if not row.foreign_bytes or shown is None:
+        return ""
+    strangers = [p for p in shown.processes or () if p.epoch is None]
+    if not strangers:
+        return ""
+    most = max(strangers, key=lambda p: p.memory_bytes or 0)
+    program = most.command.split(" ")[0].rpartition("/")[2]
+    who = most.belongs or (f"user {most.user}" if most.user else "")
+    words = ", ".join(word for word in (program, who) if word)
+    more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
+    return f"others hold {gib(row.foreign_bytes)}: pid {most.pid}{f' ({words})' if words else ''}{more}"
 
 
 def payload_of(row: EventRow) -> Payload | None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rigbook.failures import RigbookFailure
 
-__all__ = ["answer_json", "console", "full", "json_line", "print_failure", "say", "show"]
+__all__ = ["answer_json", "console", "full", "json_line", "print_failure", "say", "show", "warn"]
 
 # In a pipe there is no width to respect; rich would fold at 80 and hide what a search looks for.
 PIPE_COLUMNS: Final = 240
@@ -46,6 +46,11 @@ def show(renderable: RenderableType) -> None:
 def say(text: str = "", style: str = "") -> None:
     """A line, never folded."""
     console().print(Text(printable(text), style=style), soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Something to know that stops nothing: on standard error, so that a program's reader is not disturbed."""
+    console(stderr=True).print(Text(f"note: {printable(text)}", style="yellow"), soft_wrap=True)
 
 
 def full(value: Any) -> Any:

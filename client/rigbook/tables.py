@@ -13,7 +13,7 @@ from rigbook_schemas.values import Mode
 from rigbook_schemas.wire import instant
 
 from rigbook.moments import ago
-from rigbook.narrative import asked, event_line, printable, short_card, standing
+from rigbook.narrative import asked, event_line, printable, short_card, standing, stranger_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +37,7 @@ __all__ = [
     "tenures",
 ]
 
+WATCHED: Final = "watched"
 # Columns of free text: they give way when the terminal is narrow.
 FOLDED: Final = frozenset(
     {"WHY", "WHAT", "HELD BY", "PURPOSE", "HOW IT ENDED", "REMEDY", "RESULT", "OWNER", "GPU", "CARDS"}
@@ -77,15 +78,19 @@ def cards(rows: Iterable[CardRow]) -> Table:
         "VRAM TOTAL",
         "VRAM FREE",
         "VRAM USED",
+        "LIMIT",
         "MODE",
         "STATUS",
         "HELD BY",
     )
+    watched = False
     for row in rows:
         used = row.observed.memory_used_bytes if row.observed is not None else None
         told = ", ".join(row.holders)
         if row.why:
             told = f"{told} ({row.why})" if told else row.why
+        if stranger := stranger_line(row):
+            told = f"{told}; {stranger}" if told else stranger
         if row.drifts:
             told = f"{told} drift: {', '.join(row.drifts)}".strip()
         _add(
@@ -97,20 +102,24 @@ def cards(rows: Iterable[CardRow]) -> Table:
             gib(row.memory_bytes),
             gib(row.free_bytes),
             gib(used),
-            _mode(row),
+            _limit(row),
+            (row.mode or "-") + (" (pinned)" if row.mode_pinned else ""),
             status(row.status),
             told,
         )
+        watched = watched or _limit(row) == WATCHED
+    if watched:
+        table.caption = f"limit {WATCHED}: memory is accounted and watched, not enforced"
+        table.caption_justify = "left"
     return table
 
 
-def _mode(row: CardRow) -> str:
-    """With what keeps bindings within their part of the card, where there is one."""
+def _limit(row: CardRow) -> str:
+    """What keeps bindings within their part of the card."""
     if not row.mode:
-        return "-"
-    told = enforcement(Mode(row.mode), row.enforces)
-    by = f"{row.enforces} enforced" if told.partition(" ")[0] != "accounted" else "watched"
-    return f"{row.mode}, {by}{' (pinned)' if row.mode_pinned else ''}"
+        return row.enforces or "-"
+    kept = not enforcement(Mode(row.mode), row.enforces).startswith("accounted")
+    return row.enforces if kept else WATCHED
 
 
 def nodes(rows: Iterable[NodeRow]) -> Table:

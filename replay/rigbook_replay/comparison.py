@@ -93,7 +93,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     since: str
     until: str
     changes: list[str]
-    outcomes: list[Outcome]  # recorded (where the past tells), simulated under its rules, simulated under the plan
+    outcomes: list[
+        Outcome
+    ]  # recorded (where the past tells), simulated under its rules, simulated under the plan
     distance: Distance | None
     notes: list[str]
 
@@ -126,7 +128,7 @@ def compare(
 ) -> Answer:
     """`happenings`: under the recorded rules, and under the plan (left out when nothing is changed).
 
-    `words`: the window as people read it. `respec`: a demand as the plan wants it.
+    `words`: the window, RFC 3339. `respec`: a demand as the plan wants it.
     """
     outcomes: list[Outcome] = []
     if recorded is not None or past.recorded_waits:
@@ -171,11 +173,17 @@ def _outcome(
         level = next(word for least, word in _LEVELS if life.spec.priority >= least)
         by_priority.setdefault(level, []).append(life)
     waits = {p: _waits(past, some) for p, some in sorted(by_project.items())} if known else {}
-    levels = {word: _waits(past, by_priority[word]) for _, word in _LEVELS if word in by_priority} if known else {}
+    levels = (
+        {word: _waits(past, by_priority[word]) for _, word in _LEVELS if word in by_priority} if known else {}
+    )
     figures = readings.means if readings is not None else None
     hours = readings.hours if readings is not None else 0.0
     idle_hours = figures["servers_idle"] * hours if figures else None
-    energy = idle_hours * costs.idle_watts / 1000 if idle_hours is not None and costs.idle_watts is not None else None
+    energy = (
+        idle_hours * costs.idle_watts / 1000
+        if idle_hours is not None and costs.idle_watts is not None
+        else None
+    )
     return Outcome(
         name=name,
         demands=len(mine),

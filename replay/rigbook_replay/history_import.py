@@ -45,7 +45,9 @@ class BadHistory(ValueError):
 
 def _rows(name: str, lines: Iterable[str], needed: tuple[str, ...], delimiter: str = ",") -> Iterator[tuple[int, dict[str, str]]]:  # fmt: skip
     """Rows with their line numbers. Raises BadHistory when the head lacks a column, or a row one of its fields."""
-    reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE)
+    reader = csv.reader(
+        lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
+    )
     try:
         head = [word.strip() for word in next(reader, [])]
         missing = [column for column in needed if column not in head]
@@ -57,7 +59,9 @@ def _rows(name: str, lines: Iterable[str], needed: tuple[str, ...], delimiter: s
             if not row:
                 continue
             if len(row) != len(head):
-                raise BadHistory(f"{name}, line {reader.line_num}: {len(row)} fields, the head has {len(head)}")
+                raise BadHistory(
+                    f"{name}, line {reader.line_num}: {len(row)} fields, the head has {len(head)}"
+                )
             yield reader.line_num, dict(zip(head, row, strict=True))
     except csv.Error as error:
         raise BadHistory(f"{name}, line {reader.line_num}: {error}") from error
@@ -101,7 +105,9 @@ def _held(life: Lifetime, start_ns: int, end_ns: int) -> None:
         life.known = Known.CENSORED
 
 
-def _past(name: str, lives: list[Lifetime], notes: list[str], happenings: list[Happening], *, waits: bool) -> Past:
+def _past(
+    name: str, lives: list[Lifetime], notes: list[str], happenings: list[Happening], *, waits: bool
+) -> Past:
     """Raises BadHistory when nothing is left of it."""
     if not lives:
         raise BadHistory(f"{name}: no demand for a GPU in it{'; ' + '; '.join(notes) if notes else ''}")
@@ -136,7 +142,9 @@ def of_openb(name: str, pods: Iterable[str], nodes: Iterable[str] | None = None)
             continue
         created, deleted = (_number(name, line, row, c) for c in ("creation_time", "deletion_time"))
         if deleted < created:
-            raise BadHistory(f"{name}, line {line}: deletion_time {deleted:g} is before creation_time {created:g}")
+            raise BadHistory(
+                f"{name}, line {line}: deletion_time {deleted:g} is before creation_time {created:g}"
+            )
         models = [m for m in row.get("gpu_spec", "").split("|") if m]
         model = _in_all(models)
         either += bool(models and not model)
@@ -285,7 +293,9 @@ def _moment(name: str, line: int, row: Mapping[str, str], column: str) -> int | 
 
 def of_philly(name: str, text: str) -> Past:
     """The published JSON (vc, submitted_time, attempts with start, end and cards), or the CSV cut of it in minutes."""
-    return _philly_json(name, text) if text.lstrip()[:1] in ("[", "{") else _philly_csv(name, text.splitlines())
+    return (
+        _philly_json(name, text) if text.lstrip()[:1] in ("[", "{") else _philly_csv(name, text.splitlines())
+    )
 
 
 def _philly_csv(name: str, lines: Iterable[str]) -> Past:

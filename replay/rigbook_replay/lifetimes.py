@@ -25,7 +25,17 @@ if TYPE_CHECKING:
 
     from rigbook_schemas.wire import Record
 
-__all__ = ["Gathering", "Happening", "Known", "Lifetime", "Past", "Span", "counted", "estimate", "finished_past"]
+__all__ = [
+    "Gathering",
+    "Happening",
+    "Known",
+    "Lifetime",
+    "Past",
+    "Span",
+    "counted",
+    "estimate",
+    "finished_past",
+]
 
 # Where a past has not one demand that ended.
 HOLD_NS_DEFAULT: Final = 3600 * 10**9

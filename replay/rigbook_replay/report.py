@@ -36,8 +36,8 @@ def page(answer: Answer, made: str) -> str:
         title=escape(f"What if: {changes}"),
         changes=escape(changes),
         past=escape(answer.past),
-        since=escape(answer.since),
-        until=escape(answer.until),
+        since=escape(answer.since[:16].replace("T", " ")),
+        until=escape(answer.until[:16].replace("T", " ")),
         figures=_table("", names, figures(answer)),
         projects=_table("Project", names, _waits_rows(answer, lambda o: o.waits_by_project)),
         priorities=_table("Priority", names, _waits_rows(answer, lambda o: o.waits_by_priority)),
@@ -97,7 +97,9 @@ def distance_words(answer: Answer) -> str:
         said += f", {far.same_node:.0%} of them on the same node"
     said += f"; memory bound differs by {far.utilisation:+.1%}." if far.utilisation else "."
     if far.only_recorded or far.only_simulated:
-        said += f" {far.only_recorded} got cards only in the record, {far.only_simulated} only in the simulation."
+        said += (
+            f" {far.only_recorded} got cards only in the record, {far.only_simulated} only in the simulation."
+        )
     return f"{said} Compare the two simulated runs; a difference smaller than this distance means nothing."
 
 
@@ -173,7 +175,9 @@ def _plot(answer: Answer, field: str, title: str, *, share: bool) -> str:
     for part in (0.0, 0.5, 1.0):
         level = y(top * part)
         label = f"{part:.0%}" if share else f"{top * part:g}"
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>')
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>'
+        )
         parts.append(f'<text x="{_LEFT - 8}" y="{level + 4:.1f}" text-anchor="end">{label}</text>')
     form = "%H:%M:%S" if last - first < 600 else "%d %b %H:%M" if last - first < 14 * 86400 else "%d %b %Y"
     for number in range(5):
@@ -187,7 +191,9 @@ def _plot(answer: Answer, field: str, title: str, *, share: bool) -> str:
             for at, value in zip(run.series["at"], run.series[field], strict=True)
         )
         dash = f' stroke-dasharray="{_DASHES[run.name]}"' if _DASHES[run.name] else ""
-        parts.append(f'<polyline points="{points}" stroke="{COLOURS[run.name]}"{dash}><title>{escape(run.name)}</title></polyline>')
+        parts.append(
+            f'<polyline points="{points}" stroke="{COLOURS[run.name]}"{dash}><title>{escape(run.name)}</title></polyline>'
+        )
     parts.append("</svg>")
     return f"<figure><figcaption>{escape(title)}</figcaption>{''.join(parts)}</figure>"
 

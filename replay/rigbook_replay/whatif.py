@@ -180,7 +180,9 @@ class Simulation:
 
     def _explain(self, spec: e.DemandRaised) -> tuple[Any, ...]:
         totals = self._index.totals if self._index is not None else None
-        return explain(self.state, spec, {}, self._policy, now_ns=self._now_ns, totals=totals)
+        return explain(
+            self.state, spec, {}, self._policy, now_ns=self._now_ns, kept=self._turns.kept, totals=totals
+        )
 
     def _end(self, epoch: int) -> None:
         """The binding's time is over: it ends, and its cards are seen free."""

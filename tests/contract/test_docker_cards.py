@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from rigbook.inference import preset_of
 from rigbook_ledger.state import Phase
 from rigbook_nodeagent.attribution import Attribution
 from rigbook_nodeagent.engines.container_config import ContainerRules
@@ -24,10 +25,17 @@ from rigbook_nodeagent.engines.protocol import StartRefused
 from rigbook_nodeagent.equipment import Equipment, open_gpus
 from rigbook_nodeagent.injected import injected_of
 from rigbook_schemas import events as e
-from rigbook_schemas.values import Component, Engine, Mount, VerdictClass, Workload
+from rigbook_schemas.values import GIB, Component, Engine, Mode, Mount, Port, Request, VerdictClass, Workload
 
 from tests.contract import engine_fixtures as kit
-from tests.contract.engine_fixtures import CLUSTER, IMAGE, busybox_rootfs, output_of, reap_everything, until_ended
+from tests.contract.engine_fixtures import (
+    CLUSTER,
+    IMAGE,
+    busybox_rootfs,
+    output_of,
+    reap_everything,
+    until_ended,
+)
 from tests.contract.engine_fixtures import dockerd as dockerd  # noqa: PLC0414 - a fixture
 from tests.contract.engine_fixtures import dockerd_with_cards as dockerd_with_cards  # noqa: PLC0414 - a fixture
 from tests.e2e.test_agent import Cell
@@ -109,14 +117,18 @@ async def test_an_image_too_new_for_the_driver_is_warned_of_and_started(dockerd_
     )
     running = await engine.start(order)
     assert running.running
-    assert running.warning.startswith("the image is built for CUDA 12.4.1, and this node's driver 470.10 runs CUDA up to 11.4")
+    assert running.warning.startswith(
+        "the image is built for CUDA 12.4.1, and this node's driver 470.10 runs CUDA up to 11.4"
+    )
     fits = msgspec.structs.replace(order, epoch=101, cuda_version="12.4", driver_version="550.1")
     assert (await engine.start(fits)).warning == ""
 
 
 def test_the_toolkits_own_refusal_is_no_riddle() -> None:
     text = "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4, please update your driver"
-    told = _start_refused(DockerRefusal(500, text), kit.launch("true", image=IMAGE), "the image needs cuda>=12.4")
+    told = _start_refused(
+        DockerRefusal(500, text), kit.launch("true", image=IMAGE), "the image needs cuda>=12.4"
+    )
     assert (told.code, told.text) == ("driver_too_old", "main: the image needs cuda>=12.4")
 
 
@@ -144,13 +156,14 @@ async def test_the_weights_folder_is_mounted_and_nothing_else_of_the_host(docker
     engine = await opened(dockerd, device_requests=False, mounts_allowed=(str(weights),))
     good = Mount(source=str(weights), target="/models", read_only=False)
     await until_ended(
-        engine, await engine.start(kit.launch("sh", "-c", "echo 1 > /models/here", image=IMAGE, mounts=(good,)))
+        engine,
+        await engine.start(kit.launch("sh", "-c", "echo 1 > /models/here", image=IMAGE, mounts=(good,))),
     )
     assert (weights / "here").read_text() == "1\n"
     for wrong in (str(tmp_path), f"{weights}/../other", "/"):
+        order = kit.launch("true", image=IMAGE, epoch=101, mounts=(Mount(source=wrong, target="/models"),))
         with pytest.raises(StartRefused) as refused:
-            bad = Mount(source=wrong, target="/models")
-            await engine.start(kit.launch("true", image=IMAGE, epoch=101, mounts=(bad,)))
+            await engine.start(order)
         assert refused.value.code == "mount_denied"
 
 
@@ -219,3 +232,42 @@ async def test_case_33_a_node_without_the_toolkit_is_flagged_and_the_demand_goes
     (binding,) = cell.state.bindings.values()
     assert binding.shares[0].node == "b"
     assert cell.state.nodes["b"].container_gpus == ""
+
+
+ENGINE = f"""
+name: stub
+image: {IMAGE}
+command: [sh, -c, "mkdir -p /models/hf && echo $0 $HF_HOME > /models/hf/told && mkdir /w && touch /w/health && exec httpd -f -p {{port}} -h /w",
+          "{{memory_share}} {{model}}"]
+port: 8000
+health: /health
+env: {{HF_HOME: /models/hf}}
+shm: 16MiB
+startup: 1m
+"""
+
+
+async def test_an_engine_from_its_file_to_its_health_with_the_figures_of_the_card(cell, dockerd, tmp_path):
+    """The whole contract on a real Docker Engine: filled-in command, weights folder, published port, probes, shm."""
+    file = tmp_path / "stub.yaml"
+    file.write_text(ENGINE)
+    component = preset_of(str(file)).component(model="Qwen/Qwen2.5-7B-Instruct", port=Port(port=8000))
+    weights = tmp_path / "weights"
+    await cell.agent(
+        "a", engines=("docker",), docker_url=dockerd.url, weights_dir=weights, gpus="sim:1xRTX4090"
+    )
+    request = Request(memory_bytes=6 * GIB, mode=Mode.MEMORY_SLICE, weights="Qwen/Qwen2.5-7B-Instruct")
+    await cell.tell(
+        "rig.demand.nlp",
+        e.DemandRaised(
+            demand="one", project="nlp", owner=e.Owner(name="ann"), workload=Workload.SERVICE, resources=request,
+            components=(msgspec.structs.replace(component, stop_grace_seconds=0.2),),
+        ),
+    )  # fmt: skip
+    await cell.until_phase("one", Phase.RUNNING)
+    assert "ready" in cell.kinds("one"), "its health said yes"
+    assert (weights / "hf" / "told").read_text() == "0.250 Qwen/Qwen2.5-7B-Instruct /models/hf\n"
+    (seen,) = cell.last(e.Started, "one").components
+    assert seen.ports[0].host_port > 0
+    shown = json.loads(dockerd.request("GET", f"/containers/{seen.ref}/json")[1])["HostConfig"]
+    assert (shown["ShmSize"], shown["IpcMode"]) == (16 * 1024**2, "private")

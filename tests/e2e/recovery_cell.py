@@ -102,7 +102,11 @@ class RecoveryCell:
     async def stop(self, part: str) -> None:
         task = self.tasks.pop(part)
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        _, waiting = await asyncio.wait({task}, timeout=SOON_SECONDS)
+        if waiting:
+            for one in asyncio.all_tasks():
+                one.print_stack()
+        assert not waiting, f"{part} does not end"
 
     async def close(self) -> None:
         """Nothing of it is left, however the test ended."""

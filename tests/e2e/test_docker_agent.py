@@ -21,6 +21,7 @@ from rigbook_nodeagent.host import Host
 from rigbook_schemas import events as e
 from rigbook_schemas import subjects
 from rigbook_schemas.values import (
+    GIB,
     Checkpoint,
     CheckpointAnswer,
     Component,
@@ -31,6 +32,7 @@ from rigbook_schemas.values import (
     VerdictClass,
     Workload,
 )
+from rigbook_schemas.wire import decode
 
 from tests.contract.engine_fixtures import IMAGE, busybox_rootfs
 from tests.contract.engine_fixtures import dockerd as dockerd  # noqa: PLC0414 - a fixture
@@ -347,6 +349,36 @@ async def test_two_clusters_on_one_docker_leave_each_other_alone(dockerd: Privat
     assert second.phase("svc") is Phase.RUNNING
     await ends(second, "svc")
     assert {c["Id"] for c in containers(dockerd).values()} == {alien}
+
+
+async def test_foreign_use_is_named_and_subtracted(dockerd: PrivateDocker, cells: Any) -> None:
+    """Case 10: somebody else's container holds the card; its compose project is named where the demand waits."""
+    compose = {"com.docker.compose.project": "rag", "com.docker.compose.service": "web"}
+    alien = run_beside(dockerd, "rag-web-1", "sleep", "600", labels=compose)
+    cell = await cells(dockerd, gpus="sim:1xRTX4090")
+    pid = json.loads(dockerd.request("GET", f"/containers/{alien}/json")[1])["State"]["Pid"]
+    await cell.until(lambda: bool(cell.state.cards))
+    (card,) = cell.state.cards
+    (cell.folder / "a" / "gpus" / card / str(pid)).write_text(str(21 * GIB))
+    heartbeats = await cell.bus.tail(subjects.HEARTBEAT_STREAM, start_seq=1)
+    found: list[Any] = []
+    async with asyncio.timeout(20):
+        while not found:
+            for message in await heartbeats.batch(max_messages=100, wait_seconds=1.0):
+                beat = decode(message.seq, message.subject, message.received_ns, message.body).data
+                assert isinstance(beat, e.Heartbeat)
+                found = [p for c in beat.cards for p in c.processes or ()]
+    await heartbeats.close()
+    assert found[0].belongs == "compose project rag, service web (container rag-web-1)"
+    assert (found[0].epoch, found[0].container) == (None, alien)
+    await asyncio.sleep(1.0)  # the placer reads the same heartbeats at its own pace
+    await cell.raise_demand("mine", components=(component("true"),))
+    await cell.until(lambda: bool(cell.state.demands.get("mine") and cell.state.demands["mine"].reasons))
+    (reason,) = cell.state.demands["mine"].reasons
+    assert "compose project rag" in reason.found
+    assert reason.foreign_bytes == 21 * GIB
+    dockerd.request("DELETE", f"/containers/{alien}?force=1")
+    await cell.until_phase("mine", Phase.ENDED)
 
 
 # -- probes and checkpoints inside ------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from rigbook_schemas.values import (
     VerdictClass,
     Workload,
 )
+from rigbook_schemas.wire import decode
 
 from tests.e2e.test_agent import CLUSTER, Cell, runs
 from tests.e2e.test_agent import cell as cell  # noqa: PLC0414 - a fixture
@@ -305,3 +306,55 @@ async def test_a_squatter_of_an_ended_epoch_is_ended_by_an_order_for_it(cell: Ce
     finally:
         stray.kill()
         stray.wait()
+
+
+# -- memory that does not come back -------------------------------------------------------------------
+
+
+async def test_memory_that_does_not_come_back_keeps_the_card_and_is_visible(cell: Cell) -> None:
+    """A driver that leaks: the process is gone, half of the card is used. It is not released; it says why."""
+    await cell.raise_demand("leaky", "sleep", "600", workload=Workload.SERVICE)
+    await cell.until_phase("leaky", Phase.RUNNING)
+    started = cell.last(e.Started, "leaky")
+    (card,) = started.components[0].gpus
+    assert started.baseline[0].card == card
+    fault = cell.folder / "a" / "gpus" / card / "fault"
+    fault.write_text("residue")
+    heartbeats = await cell.bus.tail(subjects.HEARTBEAT_STREAM, start_seq=1)
+    await cell.withdraw("leaky")
+    told: tuple[Any, ...] = ()
+    async with asyncio.timeout(15):
+        while not told:
+            for message in await heartbeats.batch(max_messages=100, wait_seconds=1.0):
+                beat = decode(message.seq, message.subject, message.received_ns, message.body).data
+                told = beat.unreleased if isinstance(beat, e.Heartbeat) else ()
+    await heartbeats.close()
+    assert told[0].why.startswith("vram_not_recovered")
+    assert told[0].cards == (card,)
+    await cell.until_phase("leaky", Phase.RELEASING)
+    fault.unlink()
+    await cell.until_phase("leaky", Phase.ENDED)
+
+
+async def test_an_engine_asks_for_more_than_there_is(cell: Cell) -> None:
+    """The simulated card's own words, as the frameworks say them."""
+    command = (PYTHON, "-m", "rigbook_nodeagent.gpus.hold", "--memory", "40GiB")
+    env = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    await cell.raise_demand("greedy", components=(component(*command, env=env),))
+    await cell.until_phase("greedy", Phase.ENDED)
+    told = cell.last(e.Exited, "greedy")
+    assert told.verdict == VerdictClass.GPU_ALLOC_RESERVE, told
+    assert "40.0 GiB wanted" in told.sentence
+
+
+async def test_a_card_that_falls_off_the_bus_wins_over_the_exit_code(cell: Cell) -> None:
+    await cell.raise_demand("hit", "sh", "-c", "sleep 0.6; kill -SEGV $$")
+    await cell.until_phase("hit", Phase.RUNNING)
+    (card,) = cell.last(e.Started, "hit").components[0].gpus
+    (cell.folder / "a" / "gpus" / card / "fault").write_text("lost")
+    await cell.until(lambda: "exited" in cell.kinds("hit"))
+    told = cell.last(e.Exited, "hit")
+    assert told.verdict == VerdictClass.GPU_HARDWARE, told
+    assert card in told.sentence
+    (cell.folder / "a" / "gpus" / card / "fault").unlink()
+    await cell.until_phase("hit", Phase.ENDED)

@@ -96,7 +96,9 @@ async def test_case_13_two_engines_do_not_start_at_once_on_one_card(bare: Cell, 
     await bare.until_phase("two", Phase.RUNNING)
 
 
-async def test_the_gate_opens_when_the_first_one_ends_and_a_stop_ends_the_waiting(bare: Cell, tmp_path: Path) -> None:
+async def test_the_gate_opens_when_the_first_one_ends_and_a_stop_ends_the_waiting(
+    bare: Cell, tmp_path: Path
+) -> None:
     await bare.agent(gpus="sim:1xRTX4090")
     never = tmp_path / "never"
     for name in ("one", "two", "three"):
@@ -131,7 +133,9 @@ async def test_figures_are_filled_in_at_the_launch(bare: Cell, tmp_path: Path) -
 
 async def test_a_placeholder_that_nothing_knows_is_refused_by_the_placer(bare: Cell) -> None:
     await bare.agent()
-    await raise_shared(bare, "one", Component(command=("echo", "{memory_shar}"), fill=True, ports=(Port(port=1),)))
+    await raise_shared(
+        bare, "one", Component(command=("echo", "{memory_shar}"), fill=True, ports=(Port(port=1),))
+    )
     await bare.until_phase("one", Phase.REFUSED)
     assert "{memory_shar} is no placeholder" in bare.state.demands["one"].reasons[0].found
 
@@ -154,7 +158,16 @@ async def test_case_24_a_lost_card_is_quarantined_by_its_agent_and_the_other_sta
 
 
 async def test_weights_and_promises_are_in_the_inventory(bare: Cell, tmp_path: Path) -> None:
-    config = tmp_path / "w" / "hf" / "hub" / "models--Qwen--Qwen2.5-7B-Instruct" / "snapshots" / "1" / "config.json"
+    config = (
+        tmp_path
+        / "w"
+        / "hf"
+        / "hub"
+        / "models--Qwen--Qwen2.5-7B-Instruct"
+        / "snapshots"
+        / "1"
+        / "config.json"
+    )
     config.parent.mkdir(parents=True)
     config.write_text("{}")
     other = tmp_path / "nfs"
@@ -173,7 +186,8 @@ async def test_a_memory_slice_gets_cudas_own_limit_where_its_service_runs(bare: 
     await bare.agent(gpus="sim:1xRTX4090", mps=str(pipe))
     out = tmp_path / "out"
     component = Component(
-        command=("sh", "-c", f"env | grep CUDA_MPS > {out}.new; mv {out}.new {out}; exec sleep 600"), stop_grace_seconds=0.2
+        command=("sh", "-c", f"env | grep CUDA_MPS > {out}.new; mv {out}.new {out}; exec sleep 600"),
+        stop_grace_seconds=0.2,
     )
     await raise_shared(bare, "one", component, gib=6)
     await bare.until_phase("one", Phase.RUNNING)

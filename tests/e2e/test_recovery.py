@@ -32,8 +32,8 @@ QUIET_SECONDS = 1.0
 @pytest.fixture
 async def cell(tmp_path: Path) -> AsyncIterator[RecoveryCell]:
     cell = RecoveryCell(tmp_path)
-    await cell.open("a", "b")
     try:
+        await cell.open("a", "b")
         yield cell
         await settle(cell)
     finally:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from rigbook_nodeagent.attribution import Attribution
+from rigbook_nodeagent.engines.procfs import Stat
 from rigbook_nodeagent.gpus.plausible import LastGood
 from rigbook_nodeagent.gpus.protocol import DriverFacts, GpusError
 from rigbook_nodeagent.gpus.worker import GpuWorker
@@ -147,3 +148,6 @@ class SimHost(Host):
 
     def pressure(self) -> Pressure:
         return Pressure()
+
+    def stat(self, pid: int) -> Stat | None:
+        return None

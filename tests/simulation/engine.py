@@ -9,7 +9,9 @@ from rigbook_nodeagent.engines.protocol import Ended, EngineError, Launch, Runni
 from rigbook_schemas.values import Engine, StopScope
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from rigbook_nodeagent.strangers import Container
 
     from tests.simulation.machine import Machine, Part
 
@@ -104,6 +106,9 @@ class SimEngine:
     async def inventory(self) -> Sequence[Running]:
         await self._call()
         return [self._running(part) for part in self._machine.parts.values() if part.kind is self._kind]
+
+    async def containers(self) -> Mapping[str, Container]:
+        return {}
 
     async def inspect(self, epoch: int, component: str) -> Running | None:
         await self._call()

@@ -263,7 +263,7 @@ class Happenings:
             return
         other = next((d for d in self.specs if d != step.who), "nobody")
         order = e.EvictionOrdered(
-            demand=other if step.number == 2 else step.who,  
+            demand=other if step.number == 2 else step.who,
             # 2: a slip of the hand
             epoch=wish.epoch, nodes=claim.nodes, reason=EvictionReason.DRAIN, by="operator",
             grace_seconds=1.0, requeue=step.number == 1, scope=StopScope.COMPONENTS,

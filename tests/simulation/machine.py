@@ -174,7 +174,7 @@ class Machine:
 
     def signal(self, part: Part, *, kill: bool, everything: bool) -> None:
         """SIGTERM or SIGKILL to a component's group, or to all of its processes."""
-        if (part.told("stubborn") is not None and not kill) or part.told("undead") is not None and self.undead:
+        if (part.told("stubborn") is not None and not kill) or (part.told("undead") is not None and self.undead):
             return
         for pid in list(part.pids):
             proc = self.procs.get(pid)

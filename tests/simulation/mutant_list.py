@@ -109,8 +109,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "stop-of-another", "a stop order for another demand's epoch counts",
-        "rigbook_ledger.ownership", ("    if binding.demand != data.demand:\n        find(\n            state,\n            record,\n            \"wrong_epoch\"",
-                                     "    if False:\n        find(\n            state,\n            record,\n            \"wrong_epoch\""),
+        "rigbook_ledger.ownership", ('    if binding.demand != data.demand:\n        find(\n            state,\n            record,\n            "wrong_epoch"',
+                                     '    if False:\n        find(\n            state,\n            record,\n            "wrong_epoch"'),
     ),
     _m(
         "gang-half-released", "a gang is over when its first node has released",
@@ -126,8 +126,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "foreign-withdrawal", "anybody may withdraw anybody's demand",
-        "rigbook_ledger.ownership", ("    if data.project != demand.spec.project or record.subject != f\"rig.demand.{data.project}\":\n        find(\n            state,\n            record,\n            \"foreign_withdrawal\"",
-                                     "    if False:\n        find(\n            state,\n            record,\n            \"foreign_withdrawal\""),
+        "rigbook_ledger.ownership", ('    if data.project != demand.spec.project or record.subject != f"rig.demand.{data.project}":\n        find(\n            state,\n            record,\n            "foreign_withdrawal"',
+                                     '    if False:\n        find(\n            state,\n            record,\n            "foreign_withdrawal"'),
     ),
     _m(
         "cordon-lost", "a node that joins again is no longer cordoned",
@@ -144,7 +144,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # -- continuity ------------------------------------------------------------------------------------------
     _m(
         "blind-start", "a log is taken for the one that was known without a look",
-        "rigbook_ledger.continuity", ("    why = _difference(known, facts, there)\n", "    why = \"\"\n"),
+        "rigbook_ledger.continuity", ("    why = _difference(known, facts, there)\n", '    why = ""\n'),
     ),
     _m(
         "blind-reconnect", "after a reconnect it is not looked whether the log is still the same",

@@ -187,7 +187,7 @@ class _World:
         words.append(f"project:{rng.choice(('nlp', 'vision'))}")
         gib = rng.choice((2, 6, 10, 20, 24, 40)) if rng.random() > 0.03 else rng.choice((0, 500))
         steps.append(Step(at=at, what="raise", who=name, number=gib, words=tuple(words)))
-        if "service" in words and rng.random() < 0.6 or rng.random() < 0.15:
+        if ("service" in words and rng.random() < 0.6) or rng.random() < 0.15:
             steps.append(Step(at=round(at + rng.expovariate(1 / 12), 2), what="withdraw", who=name))
         if rng.random() < 0.08:
             steps.append(Step(at=round(at + self.long(0.1, 10), 2), what="raise_again", who=name))

@@ -12,6 +12,7 @@ from rigbook_ledger.audit import audit
 from rigbook_ledger.digest import digest
 from rigbook_ledger.evolve import evolve
 from rigbook_ledger.state import State
+from rigbook_reaper.liveness import silence_allowed
 from rigbook_schemas.subjects import LEDGER_STREAM
 from rigbook_schemas.wire import decode
 
@@ -23,7 +24,6 @@ from tests.simulation.machine import Machine
 from tests.simulation.network import SimServer, Weather
 from tests.simulation.programs import PATIENCE, Program
 from tests.simulation.settled import differing, unsettled
-from rigbook_reaper.liveness import silence_allowed
 
 if TYPE_CHECKING:
     from pathlib import Path

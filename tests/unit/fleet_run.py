@@ -107,9 +107,7 @@ def demands(seed: int = 7) -> list[Lifetime]:
 def messages() -> list[Message]:
     """The whole log of the run."""
     until_ns = START_NS + DAYS * 24 * HOUR_NS
-    past = Past(
-        name="fleet", from_ns=START_NS, until_ns=until_ns, lifetimes=demands(), happenings=fleet()
-    )
+    past = Past(name="fleet", from_ns=START_NS, until_ns=until_ns, lifetimes=demands(), happenings=fleet())
     run = Recorded(past, past.happenings, Meter(Mix(), START_NS, until_ns), "pack")
     run.messages = []
     run.run()

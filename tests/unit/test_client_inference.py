@@ -49,7 +49,12 @@ def test_the_seeds_command_gives_the_full_contract() -> None:
         "--tensor-parallel-size=1",
     )
     assert c.image.startswith("vllm/vllm-openai:")
-    assert (c.ports, c.probe.kind, c.probe.path, c.probe.port) == ((Port(port=8000, host_port=8000),), "http", "/health", 8000)
+    assert (c.ports, c.probe.kind, c.probe.path, c.probe.port) == (
+        (Port(port=8000, host_port=8000),),
+        "http",
+        "/health",
+        8000,
+    )
     assert (c.startup.startup_seconds_max, c.shm_bytes, c.starts_alone) == (1800.0, 8 * GIB, True)
     assert [(m.source, m.target, m.read_only) for m in c.mounts] == [
         ("<the node's weights folder>", "/models", False)
@@ -106,13 +111,35 @@ def test_without_a_card_the_placeholders_stay_and_it_says_so() -> None:
     assert "filled in on the node" in contract.memory
 
 
+def test_a_card_that_it_might_get_gives_the_figures_for_now() -> None:
+    contract = contract_of(
+        made("vllm"), memory_bytes=24 * GIB, card_memory_bytes=48 * GIB, gpu_count=1, assumed=True
+    )
+    assert not contract.filled
+    assert "--gpu-memory-utilization=0.500" in contract.component.command
+    assert contract.memory.endswith("if it gets a card of that size; made anew on the node")
+
+
 def test_more_arguments_image_env_and_health() -> None:
-    c = made("vllm", args="--max-model-len 8192 --dtype half", image="mine:1", env=["HF_HUB_OFFLINE=1"], health="/ping")
+    c = made(
+        "vllm",
+        args="--max-model-len 8192 --dtype half",
+        image="mine:1",
+        env=["HF_HUB_OFFLINE=1"],
+        health="/ping",
+    )
     assert c.command[-4:] == ("--max-model-len", "8192", "--dtype", "half")
-    assert (c.image, c.env["HF_HUB_OFFLINE"], c.env["HF_HOME"], c.probe.path) == ("mine:1", "1", "/models/hf", "/ping")
+    assert (c.image, c.env["HF_HUB_OFFLINE"], c.env["HF_HOME"], c.probe.path) == (
+        "mine:1",
+        "1",
+        "/models/hf",
+        "/ping",
+    )
 
 
-@pytest.mark.parametrize(("text", "port"), [("8000", (8000, 8000)), ("8000:0", (8000, 0)), ("80:8080", (80, 8080))])
+@pytest.mark.parametrize(
+    ("text", "port"), [("8000", (8000, 8000)), ("8000:0", (8000, 0)), ("80:8080", (80, 8080))]
+)
 def test_a_port_alone_is_the_nodes_port_too(text: str, port: tuple[int, int]) -> None:
     (found,) = made("vllm", port=[text]).ports
     assert (found.port, found.host_port) == port
@@ -128,12 +155,17 @@ def test_custom_is_whatever_the_image_does() -> None:
 def test_a_users_file_names_only_what_differs(tmp_path, monkeypatch) -> None:
     own = tmp_path / "engines"
     own.mkdir()
-    (own / "vllm.yaml").write_text("extends: vllm\nimage: registry.local/vllm:1\nenv: {HF_TOKEN_PATH: /models/token}\n")
+    (own / "vllm.yaml").write_text(
+        "extends: vllm\nimage: registry.local/vllm:1\nenv: {HF_TOKEN_PATH: /models/token}\n"
+    )
     (own / "fast.yaml").write_text("extends: vllm\nname: fast\nstartup: 5m\n")
     monkeypatch.setenv("RIGBOOK_ENGINES", str(own))
     assert "fast" in known_engines()
     c = made("vllm")
-    assert (c.image, c.env) == ("registry.local/vllm:1", {"HF_HOME": "/models/hf", "HF_TOKEN_PATH": "/models/token"})
+    assert (c.image, c.env) == (
+        "registry.local/vllm:1",
+        {"HF_HOME": "/models/hf", "HF_TOKEN_PATH": "/models/token"},
+    )
     fast = made("fast")
     assert (fast.image, fast.startup.startup_seconds_max) == ("registry.local/vllm:1", 300.0)
     assert made(str(own / "fast.yaml")) == fast, "a file named on the command line"
@@ -161,7 +193,7 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path, text: str, words: str) -> Non
 
 
 def test_wrong_flags() -> None:
-    with pytest.raises(Invalid, match="expected custom, llama.cpp, ollama"):
+    with pytest.raises(Invalid, match=r"expected custom, llama\.cpp, ollama"):
         made("vlm")
     with pytest.raises(Unusable, match="needs a model"):
         made("vllm", model="")

@@ -5,6 +5,8 @@ but for a lost card.
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rigbook_reaper.judge import Rules
 from rigbook_schemas import events as e
 from rigbook_schemas import values as v
@@ -221,3 +223,95 @@ def test_a_process_stuck_in_the_kernel_is_named() -> None:
     shown = w.compares(cards=(shows(A0, stuck, used=20 * GIB), shows(A1)))
     told = [s.sentence for s in shown.sightings if s.kind is DriftKind.VRAM_NOT_RECOVERED]
     assert told[0].endswith("pid 8 is stuck in the kernel")
+
+
+# -- whatever a heartbeat says --------------------------------------------------------------------
+
+NUMBER = st.one_of(st.none(), st.integers(-(2**62), 2**62))
+FIGURE = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
+EPOCH = st.sampled_from([None, 0, 1, 3, 5, 10**9])
+DEMAND = st.sampled_from(["", "d", "e", "stranger"])
+PROCESS = st.builds(
+    v.ProcessObservation, pid=st.integers(-1, 5000), memory_bytes=NUMBER, epoch=EPOCH, demand=DEMAND, stuck_seconds=FIGURE
+)  # fmt: skip
+SHOWN = st.builds(
+    v.CardObservation,
+    uuid=st.sampled_from([A0, A1, "GPU-unknown"]),
+    memory_used_bytes=NUMBER,
+    utilisation_percent=FIGURE,
+    power_watts=FIGURE,
+    power_limit_watts=FIGURE,
+    processes=st.one_of(st.none(), st.lists(PROCESS, max_size=4).map(tuple)),
+    unknown=st.sampled_from(["", "why"]),
+    compute_mode=st.sampled_from(["", "Default", "Prohibited", "Exclusive_Process", "?"]),
+    mig=st.sampled_from([None, True, False]),
+    lost=st.booleans(),
+    xids=st.lists(st.builds(v.Xid, code=st.integers(-1, 10**6), at=st.text(max_size=5)), max_size=3).map(
+        tuple
+    ),
+)
+PART = st.builds(
+    v.ComponentObservation,
+    epoch=st.sampled_from([0, 1, 3, 5, 10**9]),
+    demand=DEMAND,
+    component=st.sampled_from(["server", "other"]),
+    engine=st.sampled_from(v.Engine),
+    ref=st.text(max_size=8),
+    running=st.booleans(),
+    pids=st.lists(st.integers(-1, 5000), max_size=3).map(tuple),
+    ready=st.sampled_from([None, True, False]),
+    gpus=st.sampled_from([(), (A0,), (A1, "GPU-unknown")]),
+    injected=st.sampled_from([None, (), (A0,), ("GPU-unknown",)]),
+)
+UNRELEASED = st.builds(
+    v.Unreleased,
+    epoch=st.sampled_from([0, 3, 5]),
+    demand=DEMAND,
+    why=st.sampled_from(["", "vram_not_recovered: x"]),
+    cards=st.sampled_from([(), (A0,)]),
+)
+STATES = (
+    RUNNING,
+    STOPPED,
+    SLICE,
+    (*RUNNING, exited()),
+    (*RUNNING, exited(), released()),
+    (*RUNNING, changed(cards=[])),
+    (*RUNNING, raised("e"), bound("e", A1), started("e")),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(STATES),
+    st.lists(SHOWN, max_size=4),
+    st.one_of(st.none(), st.lists(PART, max_size=4)),
+    st.lists(UNRELEASED, max_size=2),
+)
+def test_whatever_a_heartbeat_says_is_compared_and_judged(books, cards, components, unreleased) -> None:
+    """Total: no figure of a driver and no label stops the reaper, and what it says can be encoded and folded."""
+    w = Watchman(*books, healing=list(DriftKind))
+    for _ in range(4):
+        w.sees(
+            after=5000.0,
+            cards=tuple(cards),
+            components=None if components is None else tuple(components),
+            unreleased=tuple(unreleased),
+        )
+    assert all(len(s.sentence) <= 2000 for s in w.said if isinstance(s, e.DriftDetected))
+
+
+def test_the_agents_own_word_on_memory_that_is_not_back() -> None:
+    w = Watchman(*RUNNING, exited())
+    told = v.Unreleased(
+        epoch=epoch_of(w.state, "d"),
+        demand="d",
+        why=f"vram_not_recovered: 9.0 GiB of {A0} are used",
+        cards=(A0,),
+    )
+    shown = w.compares(cards=(shows(A0, used=9 * GIB), shows(A1)), unreleased=(told,))
+    seen = [s for s in shown.sightings if s.kind is DriftKind.VRAM_NOT_RECOVERED]
+    assert len(seen) == 1, "the agent knows more than the card, and says it once"
+    assert seen[0].sentence.startswith(
+        "chat ended on node a, and its memory has not come back: vram_not_recovered"
+    )

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rigbook_nodeagent.engines.cuda import cuda_warning
 from rigbook_nodeagent.engines.procfs import Stat
 from rigbook_nodeagent.injected import injected_of
@@ -115,7 +117,9 @@ def test_cards_without_a_word_on_processes_stay_as_they_are() -> None:
 # -- quarantine -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("codes", "due"), [((13, 31, 43, 45, 94), ""), ((31, 48, 43), "48"), ((63,), ""), ((79,), "79")])
+@pytest.mark.parametrize(
+    ("codes", "due"), [((13, 31, 43, 45, 94), ""), ((31, 48, 43), "48"), ((63,), ""), ((79,), "79")]
+)
 def test_case_23_and_24_errors_of_the_hardware_and_not_of_a_program(codes, due) -> None:
     xids = tuple(Xid(code=code, at=f"t{code}", meaning="m") for code in codes)
     found = quarantines([CardObservation(uuid="GPU-a", xids=xids), CardObservation(uuid="GPU-b")])
@@ -198,3 +202,17 @@ def test_an_images_cuda_and_the_driver(env, cuda, driver, words) -> None:
     assert told.startswith(words)
     assert bool(told) == bool(words)
     assert not words or "older image or a newer driver" in told
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=40), st.from_regex(r"NVIDIA_REQUIRE_CUDA=(cuda|driver)?[<>=]{0,2}[0-9., ]*")
+        )
+    ),
+    st.text(max_size=12),
+    st.text(max_size=12),
+)
+def test_whatever_an_image_or_a_driver_says_is_no_crash(env, cuda, driver) -> None:
+    cuda_warning(env, cuda_version=cuda, driver_version=driver)

@@ -62,7 +62,10 @@ AVOIDED = {
 # Decisions: these must stand in the contract `pure` wherever they exist.
 PURE = {
     "rigbook_ledger": {"state", "evolve", "steps", "ownership", "fleet", "audit", "drift", "digest"},
-    "rigbook_placer": {"feasible", "rank", "place", "preempt"},
+    "rigbook_placer": {
+        "feasible", "reasons", "rules", "rank", "place", "preempt", "soonest", "stops", "planned", "waiting", "turns",
+        "verdicts", "index",
+    },
     "rigbook_reaper": {"judge", "liveness"},
     "rigbook_nodeagent": {"verdict", "reconcile"},
 }

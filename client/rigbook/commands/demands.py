@@ -9,13 +9,14 @@ import typer
 from rigbook_schemas.values import Workload
 
 from rigbook import tables
+from rigbook.advice import advice
 from rigbook.applying import Outcome, apply_all, identified
 from rigbook.commands.invoke import connected, me, run
 from rigbook.commands.options import AsJson, By, Data, Nats, Project
 from rigbook.demandfile import read_files
 from rigbook.flags import Flags, demand_of
 from rigbook.narrative import asked
-from rigbook.output import json_line, say, show
+from rigbook.output import json_line, say, show, warn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,6 +153,8 @@ def submit(
             return await client.raise_demand(spec)
 
     seq = run(go())
+    for line in advice(spec):
+        warn(line)
     if as_json:
         json_line({"demand": spec.demand, "seq": seq})
         return
@@ -172,6 +175,9 @@ def apply_now(
             return await apply_all(client, specs, by=by, replace=replace, new_id=lambda: secrets.token_hex(8))
 
     applied = run(go())
+    for spec in specs:
+        for line in advice(spec):
+            warn(f"{spec.name}: {line}")
     if as_json:
         json_line({"items": applied})
         return

@@ -269,11 +269,15 @@ def _contracts(spec: DemandRaised, answer: Plan, cards: dict[str, CardRow]) -> l
     allotments = share.allotments if share is not None else ()
     sizes = [cards[a.card].memory_bytes for a in allotments if a.card in cards]
     known = bool(sizes) and len(sizes) == len(allotments)
+    if not known:  # the smallest that could take it
+        asked_bytes = spec.resources.memory_bytes
+        sizes = [c.memory_bytes for c in cards.values() if c.memory_bytes >= asked_bytes]
     return [
         contract_of(
             component,
             memory_bytes=min((a.memory_bytes for a in allotments), default=spec.resources.memory_bytes),
-            card_memory_bytes=min(sizes) if known else None,
+            card_memory_bytes=min(sizes, default=None),
+            assumed=not known,
             gpu_count=len(allotments) or spec.resources.count,
         )
         for component in spec.components

@@ -95,7 +95,8 @@ def agent(
     weights: Annotated[
         list[Path] | None,
         typer.Option(
-            "--weights", metavar="DIR",
+            "--weights",
+            metavar="DIR",
             help="Folder of model weights; the first one is given to components. Default: in the data folder.",
         ),
     ] = None,

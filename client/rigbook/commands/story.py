@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
+from rigbook_schemas.events import Exited
 from rigbook_schemas.queries import CardRow, DemandRow, DriftRow, EventRow, NodeRow, Question
 from rigbook_schemas.sentences import enforcement, gib, sentence
 from rigbook_schemas.values import Mode
@@ -13,14 +14,18 @@ from rigbook_schemas.values import Mode
 from rigbook import tables
 from rigbook.commands.invoke import connected, now_ns, run
 from rigbook.commands.options import AsJson, Data, Nats
+from rigbook.endings import boundary_lines, timeline
 from rigbook.lookup import demand_named, events_of
-from rigbook.narrative import asked, short_card
+from rigbook.narrative import asked, payload_of, printable, short_card
 from rigbook.output import json_line, say, show
 
 if TYPE_CHECKING:
     from rigbook.client import Client
 
 __all__ = ["observed_of", "register", "story_of"]
+
+# A demand that was restarted a hundred times is told by its last ends; `events` has them all.
+ENDS_SHOWN_MAX = 3
 
 
 def register(app: typer.Typer) -> None:
@@ -166,6 +171,7 @@ def _print(story: dict[str, Any]) -> None:
         say(f"  {sentence(reason)}")
     if row.verdict or row.sentence:
         say(f"verdict: {row.verdict or 'none yet'}{f', {row.sentence}' if row.sentence else ''}")
+    _print_ends(story["events"])
     drifts: list[DriftRow] = story["drifts"]
     if drifts:
         say("\nDRIFTS", "bold")
@@ -173,6 +179,22 @@ def _print(story: dict[str, Any]) -> None:
     events: list[EventRow] = story["events"]
     say("\nEVENTS", "bold")
     show(tables.events(events, with_demand=False))
+
+
+def _print_ends(events: list[EventRow]) -> None:
+    """Each end with its evidence in the order of time, and memory against its limits."""
+    for event in [one for one in events if one.kind == "exited"][-ENDS_SHOWN_MAX:]:
+        exited = payload_of(event)
+        if not isinstance(exited, Exited) or not (exited.evidence or exited.boundaries):
+            continue
+        again = f", attempt {exited.attempt}" if exited.attempt > 1 else ""
+        say(f"\nEVIDENCE of {exited.verdict} ({exited.confidence}) on {exited.node}{again}", "bold")
+        table = tables.plain("TIME", "WHAT", "VALUE", "SOURCE")
+        for when, what, value, source in timeline(exited, event.time):
+            table.add_row(tables.clock(when), tables.cell(what), tables.cell(value), tables.cell(source))
+        show(table)
+        for line in boundary_lines(exited.boundaries):
+            say(f"  {printable(line)}")
 
 
 def _desired(row: DemandRow) -> str:
@@ -196,7 +218,9 @@ def _more(row: DemandRow, observed: dict[str, Any]) -> list[str]:
         done = f" ({gib(one['done_bytes'])}{total})" if one["done_bytes"] is not None else ""
         told.append(f"{one['component']} waits: {one['step']}, {one['text']}{done}")
     for c in observed["components"] or ():
-        told += [f"{c['component']} answers at {c['node']}:{p['host_port']}" for p in c["ports"] if p["host_port"]]
+        told += [
+            f"{c['component']} answers at {c['node']}:{p['host_port']}" for p in c["ports"] if p["host_port"]
+        ]
         told += [f"warning: {c['warning']}"] if c["warning"] else []
     for one in observed["memory"]:
         kept = enforcement(Mode(row.mode), one["enforces"])

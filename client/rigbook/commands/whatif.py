@@ -22,11 +22,12 @@ from rigbook.output import json_line, say, show
 from rigbook.past import progress, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from rigbook_replay.comparison import Answer, Costs
     from rigbook_replay.fleetplan import NewNode, Plan
     from rigbook_replay.lifetimes import Happening, Past
+    from rigbook_schemas.events import DemandRaised
 
 __all__ = ["register"]
 
@@ -45,33 +46,54 @@ def whatif(
     ] = "live",
     history: Annotated[
         str,
-        typer.Option("--import", metavar="FORM:FILE", help="Ask a foreign history: openb:PODS.csv,NODES.csv, sacct:FILE, philly:FILE."),
+        typer.Option(
+            "--import",
+            metavar="FORM:FILE",
+            help="Ask a foreign history: openb:PODS.csv,NODES.csv, sacct:FILE, philly:FILE.",
+        ),
     ] = "",
-    policy: Annotated[str, typer.Option("--policy", metavar="NAME", help="Rank by this policy: pack, spread, ...")] = "",
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="NAME", help="Rank by this policy: pack, spread, ...")
+    ] = "",
     quota: Annotated[
         list[str] | None,
-        typer.Option("--quota", metavar="PROJECT=MEMORY", help="Such as nlp=96GB or nlp=none. May be repeated."),
+        typer.Option(
+            "--quota", metavar="PROJECT=MEMORY", help="Such as nlp=96GB or nlp=none. May be repeated."
+        ),
     ] = None,
     add_node: Annotated[
         list[str] | None,
-        typer.Option("--add-node", metavar="SERVER", help="4xH100, NAME=4xH100, 10*8xA100, 2xMyCard:48GB. May be repeated."),
+        typer.Option(
+            "--add-node",
+            metavar="SERVER",
+            help="4xH100, NAME=4xH100, 10*8xA100, 2xMyCard:48GB. May be repeated.",
+        ),
     ] = None,
     remove_node: Annotated[
-        list[str] | None, typer.Option("--remove-node", metavar="NODE", help="Without this one. May be repeated.")
+        list[str] | None,
+        typer.Option("--remove-node", metavar="NODE", help="Without this one. May be repeated."),
     ] = None,
     preemption: Annotated[
         bool | None, typer.Option("--preemption/--no-preemption", help="Demands may evict others, or not.")
     ] = None,
     since: Annotated[
-        str, typer.Option("--since", metavar="MOMENT", help="Measure from here on: 7d, 02:00. Default: the beginning.")
+        str,
+        typer.Option(
+            "--since", metavar="MOMENT", help="Measure from here on: 7d, 02:00. Default: the beginning."
+        ),
     ] = "",
     idle_watts: Annotated[
-        float | None, typer.Option("--idle-watts", min=0, help="What a server draws on which nothing is bound.")
+        float | None,
+        typer.Option("--idle-watts", min=0, help="What a server draws on which nothing is bound."),
     ] = None,
     kwh_price: Annotated[float | None, typer.Option("--kwh-price", min=0, help="Of a kilowatt-hour.")] = None,
     price: Annotated[
         list[str] | None,
-        typer.Option("--price", metavar="MODEL=AMOUNT", help="Of a card for an hour, such as H100=2.50. May be repeated."),
+        typer.Option(
+            "--price",
+            metavar="MODEL=AMOUNT",
+            help="Of a card for an hour, such as H100=2.50. May be repeated.",
+        ),
     ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also a report that opens offline.")
@@ -227,17 +249,17 @@ def _compared(
     fates: list[list[Happening]] = [happenings_of(past, NoPlan(), fleet=fleet)]
     if plan.changes:
         fates.append(happenings_of(past, plan, fleet=fleet))
-    respec: Callable[[Any], Any] | None = None
-    if plan.policy:
-
-        def respec(spec: Any) -> Any:
-            return msgspec.structs.replace(spec, placement="")
-
     with progress("simulating") as told, undisturbed():
         return compare(
-            past, since_ns, fates, costs, changes=plan.changes, recorded=recorded, respec=respec, told=told,
-            words=(tables.clock(rfc3339(since_ns)), tables.clock(rfc3339(past.until_ns))),
+            past, since_ns, fates, costs, changes=plan.changes, recorded=recorded,
+            respec=_unranked if plan.policy else None, told=told,
+            words=(rfc3339(since_ns), rfc3339(past.until_ns)),
         )  # fmt: skip
+
+
+def _unranked(spec: DemandRaised) -> DemandRaised:
+    """The demand without a policy of its own: the plan names one for all."""
+    return msgspec.structs.replace(spec, placement="")
 
 
 # -- values of options ------------------------------------------------------------------------------
@@ -294,13 +316,16 @@ def _tell(answer: Answer) -> None:
     from rigbook_replay.report import distance_words, figures, span
 
     say(f"what if: {'; '.join(answer.changes) or 'nothing is changed'}", "bold")
-    say(f"{answer.past}, {answer.since} to {answer.until}", "dim")
+    say(f"{answer.past}, {tables.clock(answer.since)} to {tables.clock(answer.until)}", "dim")
     say()
     table = _table("", answer)
     for title, cells in figures(answer):
         table.add_row(title, *cells)
     show(table)
-    for title, which in (("WAITING BY PRIORITY", "waits_by_priority"), ("WAITING BY PROJECT", "waits_by_project")):
+    for title, which in (
+        ("WAITING BY PRIORITY", "waits_by_priority"),
+        ("WAITING BY PROJECT", "waits_by_project"),
+    ):
         parts: list[dict[str, Any]] = [getattr(outcome, which) for outcome in answer.outcomes]
         keys = dict.fromkeys(key for part in parts for key in part)
         if len(keys) < 2:
@@ -308,7 +333,8 @@ def _tell(answer: Answer) -> None:
         table = _table(title, answer)
         for key in list(keys)[:20]:
             table.add_row(
-                key, *(f"{span(part[key].p50)} / {span(part[key].p95)}" if key in part else "–" for part in parts)
+                key,
+                *(f"{span(part[key].p50)} / {span(part[key].p95)}" if key in part else "–" for part in parts),
             )
         say()
         show(table)
@@ -331,6 +357,8 @@ def _write(path: Path, answer: Answer) -> None:
     from rigbook_replay.report import page
 
     try:
-        path.write_text(page(answer, f"Made by rigbook {__version__} on {rfc3339(now_ns())[:16]}Z"), encoding="utf-8")
+        path.write_text(
+            page(answer, f"Made by rigbook {__version__} on {rfc3339(now_ns())[:16]}Z"), encoding="utf-8"
+        )
     except OSError as error:
         raise Invalid(f"--html {path}: {error.strerror}", code="file") from error

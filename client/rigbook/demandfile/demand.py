@@ -10,6 +10,7 @@ from rigbook_schemas.events import DemandRaised
 from rigbook_schemas.placeholders import NAMES, WEIGHTS_DIR, problems
 from rigbook_schemas.values import (
     PRIORITIES,
+    Checkpoint,
     Component,
     Mode,
     Mount,
@@ -32,7 +33,7 @@ __all__ = ["NAME_MAX", "read_demand"]
 NAME_MAX: Final = 48
 PROGRAM: Final[tuple[str, ...]] = (
     "command", "image", "env", "ports", "mounts", "probe", "gpu", "memory_limit", "shm", "stop_grace", "fill",
-    "starts_alone",
+    "starts_alone", "startup", "checkpoint",
 )  # fmt: skip
 DEMAND: Final = (
     "name", "project", "owner", "workload", "purpose", "resources", "components", *PROGRAM,
@@ -45,7 +46,20 @@ RESOURCES: Final = (
 WINDOW: Final = ("start", "end", "days", "utc_offset_minutes")
 DAYS: Final = {day: n for n, day in enumerate(("mon", "tue", "wed", "thu", "fri", "sat", "sun"), start=1)}
 COMPONENT: Final = ("name", "role", *PROGRAM)
-PROBE: Final = ("kind", "path", "port", "command", "every", "timeout", "startup_max", "failures_max")
+PROBE: Final = (
+    "kind",
+    "path",
+    "port",
+    "command",
+    "every",
+    "timeout",
+    "startup_max",
+    "failures_max",
+    "on_failure",
+)
+CHECKPOINT: Final = ("signal", "acknowledge", "path", "port", "acknowledge_max", "save_max")
+# What a program may be asked with; SIGKILL and SIGSTOP ask nobody.
+SIGNALS: Final = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGCONT")
 LABEL_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 CLOCK: Final = r"([01][0-9]|2[0-3]):[0-5][0-9]"
 VARIABLE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
@@ -218,6 +232,8 @@ def _program(reading: Reading, whole: Field, fields: dict[str, Field], *, name: 
         shm_bytes=reading.size(fields["shm"]) if "shm" in fields else 0,
         stop_grace_seconds=reading.seconds(fields["stop_grace"]) if "stop_grace" in fields else 10.0,
         starts_alone=reading.boolean(fields["starts_alone"]) if "starts_alone" in fields else False,
+        startup=_probe(reading, fields["startup"], ports) if "startup" in fields else None,
+        checkpoint=_checkpoint(reading, fields["checkpoint"], ports) if "checkpoint" in fields else None,
         fill=reading.boolean(fields["fill"]) if "fill" in fields else False,
     )
     for wrong in problems(made):
@@ -271,6 +287,38 @@ def _probe(reading: Reading, field: Field, ports: tuple[Port, ...]) -> Probe:
         timeout_seconds=reading.seconds(fields["timeout"]) if "timeout" in fields else 5.0,
         startup_seconds_max=reading.seconds(fields["startup_max"]) if "startup_max" in fields else 600.0,
         failures_max=reading.integer(fields["failures_max"], 1, 1000) if "failures_max" in fields else 3,
+        on_failure=(reading.word(fields["on_failure"], ("restart", "report", "stop")) or "restart")
+        if "on_failure" in fields
+        else "restart",
+    )
+
+
+def _checkpoint(reading: Reading, field: Field, ports: tuple[Port, ...]) -> Checkpoint:
+    fields = reading.mapping(field, CHECKPOINT)
+    acknowledge = (
+        reading.word(fields["acknowledge"], ("exit", "file", "http")) if "acknowledge" in fields else "exit"
+    )
+    sent = reading.text(fields["signal"], at_most=16) if "signal" in fields else "SIGTERM"
+    if sent not in SIGNALS:
+        reading.wrong(fields["signal"], f"{sent!r} is no signal to ask with", ", ".join(SIGNALS))
+        sent = "SIGTERM"
+    port = reading.integer(fields["port"], 1, 65535) if "port" in fields else 0
+    if not port and len(ports) == 1:
+        port = ports[0].port
+    if acknowledge == "http" and not port:
+        reading.wrong(field, "no port to ask", "a field 'port' here (or one entry in 'ports') for http")
+    path = reading.text(fields["path"], at_most=512, what="a path") if "path" in fields else ""
+    if acknowledge == "file" and not path:
+        reading.wrong(field, "no file to look for", "a field 'path' here for file")
+    return Checkpoint(
+        signal=sent,
+        acknowledge=acknowledge or "exit",
+        path=path or ("/" if acknowledge == "http" else ""),
+        port=port,
+        acknowledge_seconds_max=reading.seconds(fields["acknowledge_max"])
+        if "acknowledge_max" in fields
+        else 30.0,
+        save_seconds_max=reading.seconds(fields["save_max"]) if "save_max" in fields else 600.0,
     )
 
 

@@ -56,9 +56,16 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def contract_of(
-    component: Component, *, memory_bytes: int, card_memory_bytes: int | None, gpu_count: int
+    component: Component,
+    *,
+    memory_bytes: int,
+    card_memory_bytes: int | None,
+    gpu_count: int,
+    assumed: bool = False,
 ) -> Contract:
-    """`card_memory_bytes` is None when no card is known yet: the placeholders stay as they are."""
+    """`card_memory_bytes` is None when no card is known yet: the placeholders stay as they are. `assumed`: it is
+    that of a card which might be given.
+    """
     if not component.gpu:
         return Contract(component=component, filled=True, memory="no card")
     if card_memory_bytes is None:
@@ -77,7 +84,9 @@ def contract_of(
     ]
     if used:
         words += ": " + ", ".join(f"{name} {values[name]}" for name in used)
-    return Contract(component=filled(component, fill), filled=True, memory=words)
+    if assumed:
+        words = f"{words}, if it gets a card of that size; made anew on the node"
+    return Contract(component=filled(component, fill), filled=not assumed, memory=words)
 
 
 def _uses(component: Component, name: str) -> bool:

@@ -22,6 +22,7 @@ from rigbook_schemas.wire import instant, rfc3339
 
 from rigbook_ledger import present
 from rigbook_ledger.audit import audit
+from rigbook_ledger.continuity import recovery_under_way
 from rigbook_ledger.digest import digest
 from rigbook_ledger.entries import MALFORMED, UNKNOWN
 from rigbook_ledger.history import History
@@ -154,9 +155,13 @@ class Answers:
         mark = book.store.mark
         answer.position_time = _time((0 if mark is None else mark.received_ns) if past else state.received_ns)
         answer.caught_up = keeper.caught_up and self._bus.link is Link.CONNECTED
-        answer.safe_mode = bool(keeper.safe_mode)
-        answer.notice = "; ".join(text for text in (keeper.safe_mode, book.trouble) if text)
+        answer.safe_mode = bool(self._safe_mode)
+        answer.notice = "; ".join(text for text in (self._safe_mode, book.trouble) if text)
         _page(answer, await kind[1](question), question.limit)
+
+    @property
+    def _safe_mode(self) -> str:
+        return self._keeper.safe_mode or recovery_under_way(self._book.state)
 
     # -- the present ----------------------------------------------------------------------------
 
@@ -232,7 +237,7 @@ class Answers:
             instance=self._instance,
             version=_version(),
             caught_up=keeper.caught_up and self._bus.link is Link.CONNECTED,
-            safe_mode=keeper.safe_mode,
+            safe_mode=self._safe_mode,
             position=state.position,
             stream_last=stream_last,
             stream_created=_time(book.stream_created_ns),

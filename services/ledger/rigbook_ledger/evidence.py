@@ -70,7 +70,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
                 words.append(_clip(first.command, 80))
             if foreign and first.user:
                 words.append(f"user {first.user}")
-            if first.container:
+            if foreign and first.belongs:
+                words.append(_clip(first.belongs, 120))
+            elif first.container:
                 words.append(f"container {_clip(first.container, 12)}")
             words.append(gib(first.memory_bytes) if first.memory_bytes is not None else "memory unknown")
             more = len({h.pid for h in self.holds}) - 1

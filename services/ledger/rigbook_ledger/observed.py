@@ -43,6 +43,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     since: str
     as_of: str  # the node's clock
+    belongs: str = ""  # a stranger's container, compose project, pod, unit or session
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +95,7 @@ def observe(beat: Beat, *, stale_seconds: float) -> Observed:
                 command=process.command,
                 since=process.since,
                 as_of=card.as_of,
+                belongs=process.belongs,
             )
             if process.epoch is not None:
                 holds[process.epoch, process.demand].append(hold)

@@ -59,13 +59,16 @@ async def serve(
     del new_id  # the ledger is nobody's author
     telemetry = telemetry or Telemetry("ledger")
     while True:
+        # A task of its own: a TaskGroup forgets that it was cancelled when one of its own fails at that moment.
+        keeping = asyncio.create_task(_keep(bus, options, clock, telemetry, ready, open_store))
         try:
-            await _keep(bus, options, clock, telemetry, ready, open_store)
+            await asyncio.wait({keeping})
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+        try:
+            keeping.result()
         except LogRecovered as recovered:
-            me = asyncio.current_task()
-            if me is not None and me.cancelling():
-                # Python 3.11's TaskGroup forgets that it was cancelled when one of its own fails at that moment.
-                raise asyncio.CancelledError from recovered
             aside = move_aside(options.data / FILE)
             structlog.get_logger().bind(instance=options.instance).warning(
                 "the log was recovered; the book is moved aside and made anew",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from rigbook_nodeagent.engines.procfs import CLUSTER, COMPONENT, DEMAND, EPOCH, NODE, environment_of, stat_of
+from rigbook_nodeagent.strangers import belongs, container_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
     from rigbook_schemas.values import CardObservation, ProcessObservation
 
     from rigbook_nodeagent.engines.protocol import Running
+    from rigbook_nodeagent.strangers import Container
 
 __all__ = ["Attribution"]
 
 _PROC: Final = Path("/proc")
 COMMAND_LENGTH_MAX: Final = 120
+CGROUP_BYTES_MAX: Final = 16 * 1024
+HOSTNAME: Final = "HOSTNAME"  # in a pod it is the pod's name
 
 
 class _Identity(msgspec.Struct, frozen=True):
@@ -34,6 +38,8 @@ class _Identity(msgspec.Struct, frozen=True):
     component: str
     user: str
     command: str
+    cgroups: str  # text of /proc/<pid>/cgroup
+    hostname: str
 
 
 class Attribution:
@@ -43,6 +49,11 @@ class Attribution:
         self._cluster = cluster
         self._node = node
         self._known: dict[int, _Identity] = {}
+        self._containers: Mapping[str, Container] = {}
+
+    def know_containers(self, containers: Mapping[str, Container]) -> None:
+        """All containers of this machine, by id; the engine says what they are called."""
+        self._containers = containers
 
     def attribute(
         self, cards: Sequence[CardObservation], running: Iterable[Running]
@@ -65,12 +76,18 @@ class Attribution:
     def _one(self, process: ProcessObservation, by_pid: Mapping[int, Running]) -> ProcessObservation:
         identity = self._identify(process.pid)
         ours = by_pid.get(process.pid)
+        foreign = ours is None and identity is not None and identity.epoch is None
         return msgspec.structs.replace(
             process,
             epoch=ours.epoch if ours else identity.epoch if identity else None,
             demand=ours.demand if ours else identity.demand if identity else "",
             component=ours.component if ours else identity.component if identity else "",
-            container=ours.ref if ours and not ours.ref.startswith("pid:") else process.container,
+            container=ours.ref
+            if ours and not ours.ref.startswith("pid:")
+            else (container_of(identity.cgroups) if identity else "") or process.container,
+            belongs=belongs(identity.cgroups, containers=self._containers, hostname=identity.hostname)
+            if foreign and identity is not None
+            else "",
             user=identity.user if identity else process.user,
             command=(identity.command if identity else "") or process.command,
         )
@@ -94,6 +111,8 @@ class Attribution:
             component=environ.get(COMPONENT, "") if mine else "",
             user=_user(pid),
             command=_command(pid),
+            cgroups=_cgroups(pid),
+            hostname=environ.get(HOSTNAME, ""),
         )
         self._known[pid] = identity
         return identity
@@ -104,8 +123,18 @@ def _environ(pid: int) -> dict[str, str]:
         raw = environment_of(pid)
     except OSError:
         return {}
-    pairs = (item.partition(b"=") for item in raw.split(b"\0") if item.startswith(b"RIGBOOK_"))
+    pairs = (
+        item.partition(b"=") for item in raw.split(b"\0") if item.startswith((b"RIGBOOK_", b"HOSTNAME="))
+    )
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
+
+
+def _cgroups(pid: int) -> str:
+    try:
+        with (_PROC / str(pid) / "cgroup").open("rb") as file:
+            return file.read(CGROUP_BYTES_MAX).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _user(pid: int) -> str:

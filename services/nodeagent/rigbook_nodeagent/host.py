@@ -9,7 +9,7 @@ from typing import Final
 
 from rigbook_schemas.values import Pressure
 
-from rigbook_nodeagent.engines.procfs import boot_id
+from rigbook_nodeagent.engines.procfs import Stat, boot_id, stat_of
 
 __all__ = ["Host", "cpu_count", "hostname", "memory_total_bytes", "pressure"]
 
@@ -33,6 +33,10 @@ class Host:
 
     def pressure(self) -> Pressure:
         return pressure()
+
+    def stat(self, pid: int) -> Stat | None:
+        """State and start of a process; None when there is none."""
+        return stat_of(pid)
 
 
 def hostname() -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rigbook_schemas.sentences import gib
 from rigbook_schemas.values import Boundary, CardBaseline, Evidence
+from rigbook_schemas.wire import instant
 
 from rigbook_nodeagent.boundaries import LevelReading
 from rigbook_nodeagent.circumstances import CardTrouble, CardUse, HostMemory, LevelChange, MemoryKill
@@ -56,17 +57,26 @@ class _Card(msgspec.Struct):
     own_bytes: int | None = None
     others_bytes: int | None = None
     ecc: int | None = None
+    lost: bool = False
+    xids: frozenset[tuple[int, str]] = frozenset()  # told already, or from before
 
 
 class Readings:
     """Of one attempt. `allotments` are those of the share on this node."""
 
     def __init__(
-        self, hierarchy: Hierarchy, epoch: int, allotments: Iterable[Allotment], *, at: float
+        self,
+        hierarchy: Hierarchy,
+        epoch: int,
+        allotments: Iterable[Allotment],
+        *,
+        at: float,
+        wall_ns: int = 0,
     ) -> None:
         self._hierarchy = hierarchy
         self._epoch = epoch
         self.began = at
+        self._began_ns = wall_ns
         self._places: dict[str, Place] = {}
         self._levels: dict[tuple[str, str], _Level] = {}
         self._cards = {
@@ -171,15 +181,13 @@ class Readings:
         """A sample of the cards, attributed."""
         for shown in sample:
             card = self._cards.get(shown.uuid)
-            if card is None or shown.unknown:
+            if card is None:
+                continue
+            self._trouble(at, card, shown)
+            if shown.unknown:
                 continue
             if shown.memory_total_bytes is not None:
                 card.total_bytes = shown.memory_total_bytes
-            if shown.ecc_uncorrected is not None:
-                if card.ecc is not None and shown.ecc_uncorrected > card.ecc:
-                    text = f"uncorrectable errors rose from {card.ecc} to {shown.ecc_uncorrected}"
-                    self.troubles.append(CardTrouble(at=at, card=shown.uuid, code="ecc", text=text))
-                card.ecc = shown.ecc_uncorrected
             if shown.processes is None:
                 continue
             own = sum(p.memory_bytes or 0 for p in shown.processes if p.epoch == self._epoch)
@@ -190,6 +198,26 @@ class Readings:
             card.own_bytes = max(card.own_bytes or 0, own)
             card.others_bytes = max(card.others_bytes or 0, others)
             card.ring.append((at, own))
+
+    def _trouble(self, at: float, card: _Card, shown: CardObservation) -> None:
+        """What the driver reports of a card since this attempt began."""
+        if shown.lost and not card.lost:
+            text = shown.unknown or "the driver has lost it"
+            self.troubles.append(CardTrouble(at=at, card=shown.uuid, code="lost", text=text))
+        card.lost = shown.lost
+        for xid in shown.xids:
+            if (xid.code, xid.at) in card.xids:
+                continue
+            card.xids |= {(xid.code, xid.at)}
+            heard_ns = instant(xid.at)
+            if heard_ns is None or heard_ns >= self._began_ns:
+                trouble = CardTrouble(at=at, card=shown.uuid, code=f"xid {xid.code}", text=xid.meaning)
+                self.troubles.append(trouble)
+        if shown.ecc_uncorrected is not None:
+            if card.ecc is not None and shown.ecc_uncorrected > card.ecc:
+                text = f"uncorrectable errors rose from {card.ecc} to {shown.ecc_uncorrected}"
+                self.troubles.append(CardTrouble(at=at, card=shown.uuid, code="ecc", text=text))
+            card.ecc = shown.ecc_uncorrected
 
     # -- at its end -------------------------------------------------------------------------------------
 

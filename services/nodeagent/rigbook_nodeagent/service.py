@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
     from rigbook_bus.clock import Clock
     from rigbook_bus.protocol import Bus, Delivery, Reader
+
+    from rigbook_nodeagent.strangers import Container
 
 __all__ = ["Agent", "AlreadyServed", "Options", "open_engines", "open_gpus", "serve"]
 
@@ -94,7 +97,9 @@ class Agent:
         self.book = OrderBook(options.node, options.data / "orders.jsonl")
         self.gate = StartGate(clock.monotonic)
         self._docker = equipment.docker
-        self.upkeep = Upkeep(bus, options, self.cards, self.book, clock, equipment.docker)
+        self.upkeep = Upkeep(
+            bus, options, self.cards, self.book, clock, equipment.docker, equipment.host
+        )
         self.watch = Watch(equipment.hierarchy, equipment.kernel_log, equipment.host, clock)
         self.may_start = asyncio.Event()
         self._read_orders = asyncio.Event()
@@ -110,6 +115,7 @@ class Agent:
             closed = await self._open_engines()
             await self.cards.refresh()
             await self.upkeep.refresh()
+            await self._name_strangers()
             stop_serving = await self._bus.serve(subjects.agent_query(self.node, "*"), self._answer)
             # Also while the log is not trusted: what runs here is what a recovery begins with.
             self.watch.open()
@@ -515,12 +521,21 @@ class Agent:
                 self._peaks[epoch] = max(self._peaks.get(epoch, 0), total)
         return cards
 
+    async def _name_strangers(self) -> None:
+        """What the containers of others are called, for who reads that they hold a card."""
+        found: dict[str, Container] = {}
+        for engine in self.engines.values():
+            with contextlib.suppress(EngineError):  # without it, they go by their id
+                found.update(await engine.containers())
+        self._attribution.know_containers(found)
+
     async def _watch_inventory(self) -> None:
         while True:
             await self.clock.sleep(INVENTORY_SECONDS)
             await self.cards.refresh()
             await self.upkeep.refresh()
             self.watch.saw_inventory(self.cards.inventory)
+            await self._name_strangers()
             assert self._joined is not None
             now = self._inventory()
             event = changed(self._joined, now)

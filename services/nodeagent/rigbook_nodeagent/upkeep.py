@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rigbook_nodeagent.engines.docker_notes import DockerNotes
     from rigbook_nodeagent.engines.protocol import Running
     from rigbook_nodeagent.equipment import Options
+    from rigbook_nodeagent.host import Host
     from rigbook_nodeagent.orders import OrderBook
 
 __all__ = ["Upkeep"]
@@ -50,7 +51,14 @@ class Upkeep:
     """One agent's. `mark` and `saw` are called with each sample, `refresh` with each inventory, `run` for ever."""
 
     def __init__(
-        self, bus: Bus, options: Options, cards: Cards, book: OrderBook, clock: Clock, docker: DockerNotes
+        self,
+        bus: Bus,
+        options: Options,
+        cards: Cards,
+        book: OrderBook,
+        clock: Clock,
+        docker: DockerNotes,
+        host: Host,
     ) -> None:
         self._bus = bus
         self._options = options
@@ -58,7 +66,7 @@ class Upkeep:
         self._book = book
         self._clock = clock
         self._docker = docker
-        self._stuck = Stuck(clock.monotonic)
+        self._stuck = Stuck(clock.monotonic, stat=host.stat)
         self._told: set[tuple[str, str]] = set()  # (card, error) that was quarantined for
         self._due: list[Quarantine] = []
         self._inventories = 0

@@ -13,6 +13,7 @@ import msgspec
 from rigbook_schemas.sentences import gib
 from rigbook_schemas.values import EvictionReason, Evidence, VerdictClass
 
+from rigbook_nodeagent.gpus.xids import ends_card
 from rigbook_nodeagent.memory_verdict import memory_verdict
 from rigbook_nodeagent.verdict_text import Verdict, how, said
 
@@ -29,35 +30,8 @@ _REFUSED: Final = {
     "runtime_missing": VerdictClass.RUNTIME_MISSING,
     "image_pull": VerdictClass.IMAGE_PULL,
 }
-# NVIDIA's catalogue of Xid errors: those that a program cannot cause. 13, 31, 43, 45 and 68 are mostly its own.
-HARDWARE_XIDS: Final = frozenset(
-    {
-        48,
-        54,
-        61,
-        62,
-        63,
-        64,
-        74,
-        79,
-        81,
-        82,
-        92,
-        94,
-        95,
-        110,
-        119,
-        120,
-        121,
-        136,
-        140,
-        143,
-        149,
-        155,
-        156,
-        158,
-    }
-)
+# Errors of the hardware that hit this program alone; those after which the card is no good are in `gpus.xids`.
+HARDWARE_XIDS: Final = frozenset({54, 61, 81, 82, 94, 121, 136, 149, 155, 156, 158})
 # How much of its allotment a program must have held for the allotment to be what was too small.
 FILLED: Final = 0.9
 
@@ -111,7 +85,7 @@ def hardware(c: Circumstances) -> Verdict | None:
         return None
     for trouble in c.troubles:
         kind, _, number = trouble.code.partition(" ")
-        if kind == "xid" and not (number.isdigit() and int(number) in HARDWARE_XIDS):
+        if kind == "xid" and not (number.isdigit() and _of_hardware(int(number))):
             continue
         words = {"ecc": "reported an uncorrectable memory error", "lost": "is lost to the driver"}
         what = words.get(kind, f"reported Xid {number}")
@@ -271,6 +245,10 @@ RULES: Final[tuple[Callable[[Circumstances], Verdict | None], ...]] = (
 
 
 # -- helpers ------------------------------------------------------------------------------------------
+
+
+def _of_hardware(xid: int) -> bool:
+    return ends_card(xid) or xid in HARDWARE_XIDS
 
 
 def _bad(c: Circumstances) -> list[Running]:

@@ -130,7 +130,9 @@ class Watch:
     def begin(self, epoch: int, demand: str, allotments: Sequence[Allotment], *, starting: bool) -> Readings:
         """A new attempt of this epoch; `starting` False: it was found running."""
         at = self._clock.monotonic()
-        readings = self._open[epoch] = Readings(self._hierarchy, epoch, allotments, at=at)
+        readings = self._open[epoch] = Readings(
+            self._hierarchy, epoch, allotments, at=at, wall_ns=self._clock.now_ns()
+        )
         if starting:
             self._starts.append(_Start(epoch, demand, frozenset(a.card for a in allotments), at))
         return readings

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 from rigbook_schemas import subjects
-from rigbook_schemas.events import EvictionAnswered, Exited, Ready, Released, Started, Unready
+from rigbook_schemas.events import Exited, Ready, Released, Started, Unready
 from rigbook_schemas.values import (
     ComponentEnd,
     ComponentObservation,
@@ -32,7 +32,8 @@ from rigbook_schemas.values import (
 )
 from rigbook_schemas.wire import rfc3339
 
-from rigbook_nodeagent.checkpoints import COOPERATIVE, checkpoint_of, save
+from rigbook_nodeagent.asking import Asking
+from rigbook_nodeagent.checkpoints import COOPERATIVE
 from rigbook_nodeagent.ending import circumstances_of
 from rigbook_nodeagent.engines.container_config import image_reference
 from rigbook_nodeagent.engines.protocol import EngineError, Running, StartRefused
@@ -54,11 +55,10 @@ if TYPE_CHECKING:
     from rigbook_schemas.values import CardObservation, Component
 
     from rigbook_nodeagent.cards import Cards
-    from rigbook_nodeagent.checkpoints import Saving
     from rigbook_nodeagent.circumstances import ProbeFailure
     from rigbook_nodeagent.engines.docker_client import PullProgress
     from rigbook_nodeagent.engines.protocol import Engines
-    from rigbook_nodeagent.orders import Order, OrderBook, Stop
+    from rigbook_nodeagent.orders import Order, OrderBook
     from rigbook_nodeagent.readings import Readings
     from rigbook_nodeagent.upkeep import Upkeep
     from rigbook_nodeagent.watch import Watch
@@ -142,8 +142,7 @@ class WorkloadRun:
         self._probe_failure: ProbeFailure | None = None
         self._replaced = False  # somebody put another container in the place of ours
         self._over_before_stop = False
-        self._saved = False
-        self._asked_to_save = 0  # sequence of the order for which it was asked
+        self._asking = Asking(surroundings, order.epoch, self)
 
     def nudge(self) -> None:
         """Something about this epoch may have changed: an end, a new order."""
@@ -154,6 +153,10 @@ class WorkloadRun:
         """The order as the book has it now (a stop order may have come)."""
         self._order = self._s.book.open_orders.get(self._epoch, self._order)
         return self._order
+
+    @property
+    def order(self) -> Order:
+        return self._now
 
     async def run(self) -> None:
         """Until released. Cancelling it leaves everything running: the next agent adopts it."""
@@ -172,6 +175,7 @@ class WorkloadRun:
             self._s.gate.leave(self._epoch)
             ended = await self._until_gone() if not self._replaced else (await self._look() or [])
             self._s.watch.end(self._epoch, ended)
+            await self._look_at_cards(ended)
             self._s.watch.started(self._epoch)
             said = verdict(
                 await circumstances_of(
@@ -433,7 +437,11 @@ class WorkloadRun:
             if not alive:
                 return last
             stop = self._now.stop
-            if stop is not None and stop.reason in COOPERATIVE and not await self._may_stop(stop, alive):
+            if (
+                stop is not None
+                and stop.reason in COOPERATIVE
+                and not await self._asking.may_stop(stop, alive)
+            ):
                 await self._wait(LOOK_SECONDS)
                 continue
             scope = stop.scope if stop is not None else StopScope.COMPONENTS
@@ -450,58 +458,6 @@ class WorkloadRun:
                 )
             await self._wait(VERIFY_SECONDS)
 
-    # -- asking before taking ---------------------------------------------------------------
-
-    async def _may_stop(self, stop: Stop, alive: Sequence[Running]) -> bool:
-        """Once all that were asked have saved; else never by this order, unless it insists."""
-        if self._asked_to_save == stop.seq:
-            return self._saved
-        self._saved = False
-        declared = {c.name: c for c in self._now.share.components}
-        asked = [
-            r for r in alive if r.running and (c := declared.get(r.component)) and (c.gpu or c.checkpoint)
-        ]
-        results = await asyncio.gather(*(self._ask(stop, r, declared[r.component]) for r in asked))
-        latest = self._now.stop
-        if latest is None or latest.seq != stop.seq:
-            return False  # another order has come: looked at anew
-        self._asked_to_save = stop.seq
-        self._saved = stop.insist or all(s is not None and s.saved for s in results)
-        if not self._saved:
-            self._log.warning("asked to save, without an answer; it is not killed", reason=stop.reason)
-        return self._saved
-
-    async def _ask(self, stop: Stop, running: Running, component: Component) -> Saving | None:
-        engine = self._s.engines[running.engine]
-
-        def given_up() -> bool:
-            latest = self._now.stop
-            return latest is None or latest.seq != stop.seq
-
-        async def told(saving: Saving) -> None:
-            data = EvictionAnswered(
-                demand=self._order.demand, epoch=self._epoch, node=self._s.node, component=saving.component,
-                answer=saving.answer, seconds=saving.seconds, text=saving.text,
-            )  # fmt: skip
-            self.noted("asked to save", f"{saving.component}: {saving.answer} ({saving.text})")
-            await self._publish(
-                subjects.run(self._s.node), data,
-                f"answered-{self._epoch}-{self._s.node}-{stop.seq}-{saving.component}-{saving.answer}",
-                cause=stop.event_id,
-            )  # fmt: skip
-
-        while not given_up():
-            try:
-                return await save(
-                    engine, running, checkpoint_of(component, grace_seconds=stop.grace_seconds),
-                    clock=self._s.clock, look=lambda: engine.inspect(self._epoch, running.component),
-                    target=lambda: self.target(component), given_up=given_up, told=told,
-                )  # fmt: skip
-            except EngineError as error:
-                self._log.warning("cannot ask to save; will try again", why=str(error))
-                await self._s.clock.sleep(ENGINE_RETRY_SECONDS)
-        return None
-
     async def _stop_all(self, running: Sequence[Running], scope: StopScope, grace_seconds: float) -> None:
         """Access points first (nobody is let in any more), then the rest, each kind side by side."""
         order = {c.name: (0 if c.role == "access" else 1) for c in self._now.share.components}
@@ -517,6 +473,17 @@ class WorkloadRun:
                     await self._wait(ENGINE_RETRY_SECONDS)
                 elif isinstance(result, BaseException):
                     raise result
+
+    async def _look_at_cards(self, ended: Sequence[Running]) -> None:
+        """After a bad end nobody ordered: an error of a card may be its reason, and be told only now."""
+        if self._now.stop is not None or not any(r.exit_code != 0 or r.signal for r in ended):
+            return
+        try:
+            sample = self._s.attribute(await self._s.cards.sample(), ended)
+        except GpusError as error:
+            self._readings.note("cards", f"cannot be read: {error}", source="driver")
+        else:
+            self._readings.saw_cards(self._s.clock.monotonic(), sample)
 
     async def _look(self) -> list[Running] | None:
         """What the engines show of this epoch; None = unknown."""

@@ -34,7 +34,8 @@ def _seen(card: CardObservation) -> Seen | None:
     if held < FOREIGN_BYTES_MIN:
         return None
     most = max(foreign, key=lambda p: p.memory_bytes or 0)
-    who = f"pid {most.pid} ({most.command.split(' ')[0] or 'unknown program'}, not managed)"
+    of = most.belongs or (f"user {most.user}" if most.user else "")
+    who = f"pid {most.pid} ({most.command.split(' ')[0] or 'unknown program'}{f', {of}' if of else ''}, not managed)"
     return Seen(
         foreign_bytes=held, foreign_who=who if len(foreign) == 1 else f"{who} and {len(foreign) - 1} more"
     )

@@ -38,6 +38,7 @@ from rigbook_nodeagent.engines.docker_client import DockerClient, DockerRefusal,
 from rigbook_nodeagent.engines.docker_notes import DockerNotes
 from rigbook_nodeagent.engines.procfs import boot_ns
 from rigbook_nodeagent.engines.protocol import LABEL_PREFIX, Ended, EngineError, Launch, Running, StartRefused
+from rigbook_nodeagent.strangers import Container
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -267,6 +268,15 @@ class DockerEngine:
                 found.append(self._running(shown))
         for identity in self._shown.keys() - ids:
             del self._shown[identity]
+        return found
+
+    async def containers(self) -> dict[str, Container]:
+        """Every running container of the machine by id, also those of others: only to be named. Raises EngineError."""
+        listed = await self._client.demand(self._client.api.containers.list(all=False), "list containers")
+        found: dict[str, Container] = {}
+        for container in listed:
+            names, labels = container["Names"] or [""], container["Labels"] or {}
+            found[str(container["Id"])] = Container(str(names[0]).lstrip("/"), labels)
         return found
 
     async def inspect(self, epoch: int, component: str) -> Running | None:

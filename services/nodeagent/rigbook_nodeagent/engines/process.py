@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from rigbook_nodeagent.strangers import Container
+
 __all__ = ["ProcessEngine"]
 
 LOG_BYTES_MAX: Final = 16 * 1024**2  # twice this on disk, with the older half
@@ -215,6 +217,9 @@ class ProcessEngine:
                 strays.setdefault((one.epoch, one.component), []).append(one)
         listed.extend(stray(found, cluster=self._cluster, node=self._node) for found in strays.values())
         return listed
+
+    async def containers(self) -> Mapping[str, Container]:
+        return {}
 
     async def inspect(self, epoch: int, component: str) -> Running | None:
         process = self._processes.get((epoch, component))

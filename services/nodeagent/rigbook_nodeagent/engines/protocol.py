@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from rigbook_schemas.values import StopScope
 
+    from rigbook_nodeagent.strangers import Container
+
 __all__ = ["LABEL_PREFIX", "Ended", "EngineError", "Engines", "Launch", "Running", "StartRefused"]
 
 LABEL_PREFIX = "dev.rigbook."  # cluster, node, demand, epoch, project, owner, gpus, spec, component
@@ -144,6 +146,10 @@ class Engines(Protocol):
 
         Raises EngineError: unknown, which is not the same as nothing.
         """
+        ...
+
+    async def containers(self) -> Mapping[str, Container]:
+        """Every running container of the machine by id, also of others: only to be named. Raises EngineError."""
         ...
 
     async def inspect(self, epoch: int, component: str) -> Running | None:

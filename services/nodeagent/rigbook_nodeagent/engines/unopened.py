@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from rigbook_nodeagent.engines.protocol import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from rigbook_schemas.values import Engine, StopScope
 
     from rigbook_nodeagent.engines.protocol import Ended, Launch, Running
+    from rigbook_nodeagent.strangers import Container
 
 __all__ = ["Unopened"]
 
@@ -45,6 +46,9 @@ class Unopened:
         raise self._unknown()
 
     async def inventory(self) -> Sequence[Running]:
+        raise self._unknown()
+
+    async def containers(self) -> Mapping[str, Container]:
         raise self._unknown()
 
     async def inspect(self, epoch: int, component: str) -> Running | None:

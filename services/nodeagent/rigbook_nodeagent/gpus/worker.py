@@ -140,7 +140,9 @@ class GpuWorker:
 
     async def _answer(self, name: str, answer: asyncio.Future[T]) -> T:
         try:
-            return await asyncio.wait_for(answer, self._timeout_seconds)
+            # Not `wait_for`: Python 3.11's forgets that it was cancelled when the answer comes at that moment.
+            async with asyncio.timeout(self._timeout_seconds):
+                return await answer
         except TimeoutError:
             self._timeouts += 1
             raise GpusError(
