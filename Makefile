@@ -21,7 +21,7 @@ DEV_REQUIREMENTS := import tomllib; print(*tomllib.load(open("pyproject.toml", "
 TRACES ?=
 BENCHES := $(patsubst bench/bench_%.py,bench-%,$(wildcard bench/bench_*.py))
 
-.PHONY: help demo up test check format schema bench bench-bus bench-placement $(BENCHES) venv clean
+.PHONY: help demo up test soak mutants check format schema bench bench-bus bench-placement $(BENCHES) venv clean
 
 help:  ## this list
 	@printf 'Rigbook: who owns which GPU, since when, why, and whether that is still true.\n\n'
@@ -36,6 +36,15 @@ up: $(STAMP)  ## bus, ledger, placer, reaper and a node with simulated cards; Ct
 
 test: $(STAMP)  ## all tests: unit, contract, simulation, e2e, acceptance
 	@$(BIN)/python -m pytest $(ARGS)
+
+# A number of worlds from 0, or FIRST:END. Stops at the first that fails, with the command that shows it again.
+SEEDS ?= 20000
+
+soak: $(STAMP)  ## the whole system simulated under faults, for long: make soak SEEDS=100000:200000
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+
+mutants: $(STAMP)  ## known mistakes planted into the core: the simulation and the tests must catch each
+	@$(BIN)/python -m tests.simulation.mutants $(ARGS)
 
 check: $(STAMP)  ## ruff, formatting, mypy, pyright, import contracts
 	@set -e; step() { printf -- '-- %s\n' "$$*"; "$$@"; }; \

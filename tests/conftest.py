@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 TIERS = ("unit", "contract", "simulation", "e2e", "acceptance")
 # Tiers that must have run when the whole suite was asked for on CI.
-TIERS_DUE = ("unit", "contract", "e2e", "acceptance")
+TIERS_DUE = ("unit", "contract", "simulation", "e2e", "acceptance")
 # Reasons for which a test may be skipped even there; a skip's reason must begin with one of them.
 MAY_BE_SKIPPED = ("needs cgroup v2", "needs a real GPU")
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,11 @@ __all__ = ["Cell", "CellOptions"]
 # A part that ended this often before it was ever ready will not come up by trying on.
 START_ENDS_MAX: Final = 3
 LOG_LINES_SHOWN: Final = 12
+# A nats-server that met a full disk stores nothing more, and says so only in its own log, until it is started
+# again, however much room there is then (2.15.1; tests/e2e/test_disks.py).
+DISK_LOOK_SECONDS: Final = 2.0
+DISK_SHORT_BYTES: Final = 16 * 1024**2
+DISK_ROOM_BYTES: Final = 64 * 1024**2
 # Deciders first, so that nothing new is decided while the rest goes; the book last, so that it sees the end.
 STOP_ORDER: Final = (("placer", "reaper"), ("agent",), ("ledger",))
 
@@ -54,6 +60,7 @@ class Cell:
         self._server = EmbeddedServer(options.data / "nats", port=options.port)
         self._parts = Parts(self._tell)
         self._watching: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._bus_restarts = 0
         self._settled = False
 
@@ -81,6 +88,7 @@ class Cell:
             ) from error
         self._told("bus", "ready", f"nats-server {self._server.version}, {self.url}, pid {self._server.pid}")
         self._watching = asyncio.create_task(self._keep_bus())
+        self._looking = asyncio.create_task(self._watch_disk())
         await self._start_parts(["ledger"])  # makes the streams that the others read
         await self._start_parts(["placer", "reaper", *(["agent"] if self.options.gpus else [])])
         self._settled = True
@@ -91,9 +99,10 @@ class Cell:
         remove_context(self.options.data) if self._settled else None
         self._settled = False
         await self._parts.stop(STOP_ORDER)
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        for task in (self._watching, self._looking):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._server.pid is not None:
             await self._server.stop()
             self._told("bus", "stopped", "")
@@ -151,6 +160,24 @@ class Cell:
         self._told(name, state, text)
         if self._settled:
             self._write_context()
+
+    async def _watch_disk(self) -> None:
+        """Say that the bus' disk is full, and start the bus again when it no longer is."""
+        short = False
+        while True:
+            await asyncio.sleep(DISK_LOOK_SECONDS)
+            with contextlib.suppress(OSError):
+                disk = os.statvfs(self.options.data)
+                free = disk.f_bavail * disk.f_frsize
+                if free < DISK_SHORT_BYTES and not short:
+                    short = True
+                    text = f"{free // 1024**2} MiB left on the disk of {self.options.data}: nothing can be recorded; make room"
+                    self._told("bus", "disk full", text)
+                elif free >= DISK_ROOM_BYTES and short:
+                    short = False
+                    self._told("bus", "restarting", "there is room on its disk again")
+                    if self._server.pid is not None:
+                        os.kill(self._server.pid, signal.SIGTERM)  # what keeps it running starts it again
 
     async def _keep_bus(self) -> None:
         backoff = Backoff()

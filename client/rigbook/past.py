@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rigbook_replay.source import Source
     from rigbook_replay.timetravel import Arrival
 
-__all__ = ["opened", "past_of", "progress", "said_plainly", "source_of"]
+__all__ = ["moment_ns", "opened", "past_of", "progress", "said_plainly", "source_of"]
 
 
 def past_of(moment: str, journal: Path | None, nats: str | None, data: Path | None) -> Arrival:
@@ -44,9 +44,15 @@ def past_of(moment: str, journal: Path | None, nats: str | None, data: Path | No
     async def go() -> Arrival:
         async with source_of(journal, nats, data) as source:
             with progress("folding") as told:
-                return await state_on(source, at_ns=instant(moment) if moment else None, told=told)
+                return await state_on(source, at_ns=moment_ns(moment), told=told)
 
     return run(go())
+
+
+def moment_ns(moment: str) -> int | None:
+    """Unix nanoseconds of an RFC 3339 moment, None for "": the end of its microsecond, as that is how times are shown."""
+    at_ns = instant(moment) if moment else None
+    return None if at_ns is None else at_ns + 999
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ import pytest
 from rigbook_nodeagent.engines.container_config import ContainerRules
 from rigbook_nodeagent.engines.docker import DockerEngine
 from rigbook_nodeagent.engines.process import ProcessEngine
+from rigbook_nodeagent.engines.protocol import EngineError
 from rigbook_schemas.values import StopScope
 
 from tests.contract import engine_fixtures as kit
@@ -196,3 +197,29 @@ async def test_many_at_once(engine, launch):
     assert {one.epoch: one.exit_code for one in await engine.inventory()} == {
         epoch: epoch for epoch in epochs
     }
+
+
+async def test_a_signal_reaches_the_program_and_waits_for_nothing(engine, launch):
+    """What a cooperative eviction begins with. A signal of ours is nobody else's kill."""
+    line = "trap 'echo asked; exit 5' USR1; echo up; while :; do sleep 0.05; done"
+    running = await kit.started_and_up(engine, launch("sh", "-c", line))
+    await engine.signal(running, "SIGUSR1")
+    ended = await until_ended(engine, running)
+    assert (ended.exit_code, ended.stopped_by_us, ended.killed_by_others) == (5, False, "")
+    assert "asked" in await output_of(engine, ended)
+    await engine.signal(running, "SIGUSR1")  # gone already: no error
+
+
+async def test_a_command_beside_a_component_has_its_environment(engine, launch):
+    running = await kit.started_and_up(engine, launch(*kit.UP_AND_SLEEP, env={"COLOUR": "blue"}))
+    assert await engine.execute(running, ("sh", "-c", "test $COLOUR = blue")) == 0
+    assert await engine.execute(running, ("sh", "-c", "exit 3")) == 3
+    await engine.stop(running, grace_seconds=1, scope=StopScope.COMPONENTS)
+    with pytest.raises(EngineError):
+        await engine.execute(running, ("true",))
+
+
+async def test_what_the_engine_knows_of_others_names_them(engine, launch):
+    running = await engine.start(launch("sleep", "300"))
+    containers = await engine.containers()
+    assert (running.ref in containers) == bool(running.image), "a plain process is no container"

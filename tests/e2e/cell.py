@@ -22,6 +22,8 @@ from rigbook_schemas.queries import Answer, Question
 from rigbook_schemas.values import GIB, Component, Owner, Request
 from rigbook_schemas.wire import Draft, encode, rfc3339
 
+from tests.e2e.leavings import kill_marked
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -37,13 +39,32 @@ def draft_of(data: Payload, *, now_ns: int, source: str = "client/test", tracepa
 
 
 class ProcessCell:
-    """Starts every part as its own process, in a folder of its own."""
+    """Starts every part as its own process, in a folder of its own.
+
+    `on`: where bus, ledger, placer and reaper keep their data (the control machine's disk); `ledger_on`: where
+    the ledger alone does. `urls`: the bus is somebody else's, by part ("" = all others).
+    """
 
     def __init__(
-        self, folder: Path, *, gpus: str = "sim:4xRTX4090", placers: int = 1, log_level: str = "info"
+        self,
+        folder: Path,
+        *,
+        gpus: str = "sim:4xRTX4090",
+        placers: int = 1,
+        log_level: str = "info",
+        on: Path | None = None,
+        ledger_on: Path | None = None,
+        urls: dict[str, str] | None = None,
+        replicas: int = 1,
     ) -> None:
         self.folder = folder
-        self.server = EmbeddedServer(folder / "nats")
+        self._on = on or folder
+        self._ledger_on = ledger_on or self._on
+        self._urls = urls
+        self._replicas = replicas
+        # Another test's epochs are the same small numbers: nobody's processes must pass for another's.
+        self.cluster = f"t-{random_id()[:8]}"
+        self.server = EmbeddedServer(self._on / "nats")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._gpus = gpus
         self._placers = placers
@@ -52,21 +73,26 @@ class ProcessCell:
 
     def _command(self, part: str) -> list[str]:
         rigbook = [sys.executable, "-m", "rigbook"]
-        common = ["--data", str(self.folder / part), "--log-form", "json", "--log-level", self._log_level]
+        on = self._ledger_on if part.startswith("ledger") else self._on
+        on = self.folder if part.startswith("agent") else on
+        common = ["--data", str(on / part), "--log-form", "json", "--log-level", self._log_level]
         if part.startswith("agent"):
             node = part.removeprefix("agent-")
-            return [*rigbook, "agent", "--join", self.server.url, "--node", node, "--gpus", self._gpus,
-                    "--engine", "process", "--heartbeat", "0.5", *common]  # fmt: skip
+            return [*rigbook, "agent", "--join", self.url(part), "--node", node, "--gpus", self._gpus,
+                    "--cluster", self.cluster, "--engine", "process", "--heartbeat", "0.5", *common]  # fmt: skip
         return [
             *rigbook,
             "serve",
             part.split("-", maxsplit=1)[0],
             "--nats",
-            self.server.url,
+            self.url(part),
             "--instance",
             part,
             *common,
         ]
+
+    def url(self, part: str = "") -> str:
+        return self.server.url if self._urls is None else self._urls.get(part, self._urls[""])
 
     @property
     def parts(self) -> list[str]:
@@ -80,10 +106,11 @@ class ProcessCell:
             )  # fmt: skip
 
     async def open(self) -> None:
-        await self.server.start()
+        if self._urls is None:
+            await self.server.start()
         for part in self.parts:
             self.start_part(part)
-        self.bus = await JetStreamBus.connect(self.server.url, name="test")
+        self.bus = await JetStreamBus.connect(self.url(), name="test")
         self.follower = Follower(self.bus)
         async with asyncio.timeout(SOON_SECONDS):
             while True:
@@ -160,6 +187,20 @@ class ProcessCell:
         self.kills += 1
         await self.server.start()
 
+    async def power_off(self, parts: tuple[str, ...]) -> None:
+        """A machine went dark: the bus and these parts of it at once."""
+        await self.server.kill()
+        for part in parts:
+            process = self._processes[part]
+            process.kill()
+            process.wait()
+        self._dark = parts
+
+    async def power_on(self) -> None:
+        await self.server.start()
+        for part in self._dark:
+            self.start_part(part)
+
     def ended_parts(self) -> list[str]:
         return [p for p, process in self._processes.items() if process.poll() is not None]
 
@@ -174,4 +215,6 @@ class ProcessCell:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        await self.server.stop()
+        if self._urls is None:
+            await self.server.stop()
+        kill_marked(f"RIGBOOK_CLUSTER={self.cluster}")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,7 +43,6 @@ from tests.e2e.test_agent import Cell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
     from tests.contract.engine_fixtures import PrivateDocker
 
@@ -145,6 +146,61 @@ async def test_a_child_killed_for_memory(dockerd: PrivateDocker, cells: Any) -> 
     await cell.until_phase("parent", Phase.ENDED)
     (told,) = exits(cell, "parent")
     assert (told.verdict, told.ends[0].exit_code) == (VerdictClass.OOM_CGROUP, 7), told
+    assert told.confidence == "medium"
+
+
+async def test_the_limit_around_the_container_is_named(dockerd: PrivateDocker, cells: Any) -> None:
+    """Case 21: the container may have 200 MiB, the group it is in 40."""
+    group = Path("/sys/fs/cgroup/memory") / f"rbt{os.getpid()}"
+    if not group.parent.is_dir():
+        pytest.skip("needs cgroup v1")
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(40 * MIB))
+
+    def grouped(options: Options) -> Equipment:
+        ordinary = equip(options)
+        rules = ContainerRules(device_requests=False, cgroup_parent=f"/{group.name}")
+        engine = DockerEngine(
+            options.data / "docker", cluster=options.cluster, node="a", url=options.docker_url, rules=rules
+        )
+        return Equipment(
+            gpus=ordinary.gpus, engines={Engine.DOCKER: engine}, attribution=ordinary.attribution,
+            hierarchy=ordinary.hierarchy, kernel_log=ordinary.kernel_log, docker=ordinary.docker,
+        )  # fmt: skip
+
+    try:
+        cell = await cells(dockerd)
+        await cell.kill("a")
+        await cell.agent(equipped=grouped)
+        line = "sleep 0.5; exec dd if=/dev/zero of=/dev/shm/x bs=1M count=150"
+        await cell.raise_demand("nested", components=(sh(line, memory_bytes=200 * MIB, shm_bytes=256 * MIB),))
+        await cell.until_phase("nested", Phase.ENDED)
+        (told,) = exits(cell, "nested")
+        assert told.verdict == VerdictClass.OOM_CGROUP, told
+        assert f"the limit of 40 MiB (group {group.name})" in told.sentence
+        await nothing_left(dockerd)
+    finally:
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    group.rmdir()
+                    break
+                except OSError:
+                    await asyncio.sleep(0.1)
+
+
+async def test_out_of_memory_while_the_agent_was_away(dockerd: PrivateDocker, cells: Any) -> None:
+    """Docker's own flag is left; which limit it was is known from the container's."""
+    cell = await cells(dockerd)
+    line = "sleep 1; exec dd if=/dev/zero of=/dev/shm/x bs=1M count=200"
+    await cell.raise_demand("eater", components=(sh(line, memory_bytes=48 * MIB, shm_bytes=256 * MIB),))
+    await cell.until_phase("eater", Phase.RUNNING)
+    await cell.kill("a")
+    await asyncio.sleep(2.0)
+    await cell.agent()
+    await cell.until_phase("eater", Phase.ENDED)
+    (told,) = exits(cell, "eater")
+    assert told.verdict == VerdictClass.OOM_CGROUP, told
     assert told.confidence == "medium"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import rigbook_ledger.service as ledger_service
 import rigbook_nodeagent.service as agent_service
 import rigbook_placer.service as placer_service
 from opentelemetry.sdk.metrics import MeterProvider
@@ -21,7 +22,7 @@ from rigbook_bus.runner import random_id
 from rigbook_bus.telemetry import Telemetry, new_traceparent
 from rigbook_ledger.follower import Follower
 from rigbook_ledger.state import Phase
-from rigbook_ledger.streams import agent_consumer, ensure_streams
+from rigbook_ledger.streams import ensure_streams
 from rigbook_schemas import events as e
 from rigbook_schemas import subjects
 from rigbook_schemas.values import GIB, Component, Owner, Request
@@ -44,8 +45,15 @@ async def test_one_demand_is_one_trace(tmp_path: Path) -> None:
 
     bus = await MemoryBus.connect(server, name="client")
     await ensure_streams(bus)
-    await bus.ensure_consumer(agent_consumer("a", start_seq=1))
     tasks = [
+        asyncio.create_task(
+            ledger_service.serve(
+                await MemoryBus.connect(server, name="ledger"),
+                ledger_service.Options(data=tmp_path / "ledger"),
+                clock=clock,
+                new_id=random_id,
+            )
+        ),
         asyncio.create_task(
             placer_service.serve(
                 await MemoryBus.connect(server, name="placer"), placer_service.Options(), clock=clock, new_id=random_id,
@@ -55,7 +63,7 @@ async def test_one_demand_is_one_trace(tmp_path: Path) -> None:
         asyncio.create_task(
             agent_service.serve(
                 await MemoryBus.connect(server, name="agent"),
-                agent_service.Options(node="a", data=tmp_path, gpus="sim:1xRTX4090"), clock=clock, new_id=random_id,
+                agent_service.Options(node="a", data=tmp_path / "a", gpus="sim:1xRTX4090"), clock=clock, new_id=random_id,
                 telemetry=Telemetry("nodeagent", tracers=tracers, meters=meters),
             )
         ),

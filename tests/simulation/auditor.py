@@ -45,6 +45,8 @@ FINDINGS_ALLOWED = frozenset({
 STARTS_FAILED = frozenset({"start_failed", "image_pull", "runtime_missing"})
 # How long something must have been so that whoever judged by the latest heartbeats can be blamed.
 KNOWN_SECONDS = 8.0
+# With nothing amiss, a placer orders the stop of what was withdrawn long before this.
+CALM_SECONDS = 6.0
 # No silence shorter than this means anything, whatever a node's interval (`programs.PATIENCE`).
 SILENCE_SECONDS_MIN = 5.0
 
@@ -55,6 +57,7 @@ class Wish:
     def __init__(self, spec: e.DemandRaised) -> None:
         self.spec = spec
         self.wanted = True
+        self.unwanted_at = 0.0
         self.epoch = 0
         self.verdict = ""  # how its last end was told
         self.again = False  # that end was a failed start, which another try may mend
@@ -64,7 +67,9 @@ class Wish:
 class Claim:
     """Cards given to a demand."""
 
-    def __init__(self, demand: str, project: str, mode: str, parts: dict[str, dict[str, int]], at: float) -> None:
+    def __init__(
+        self, demand: str, project: str, mode: str, parts: dict[str, dict[str, int]], at: float
+    ) -> None:
         self.demand = demand
         self.project = project
         self.mode = mode
@@ -115,10 +120,13 @@ class Auditor:
         self.heard: dict[str, float] = {}  # node to when the server stored its last heartbeat
         self.beats: dict[str, list[float]] = {}  # node to when its latest heartbeats were stored
         self.given_back: dict[tuple[int, str], bool] = {}  # (epoch, node) to whether by force
-        self.begun: set[tuple[int, str]] = set()  # (epoch, node) told to run, and not told to be started again
+        self.begun: set[tuple[int, str]] = (
+            set()
+        )  # (epoch, node) told to run, and not told to be started again
         self.void: set[int] = set()
         self.kinds: dict[str, int] = {}
         self.misled: set[str] = set()  # who told something to the wrong log
+        self.calm_since: float | None = None  # since when there are no more faults
         self.watching = True  # False while the log that is there is not the right one
 
     # -- the log ---------------------------------------------------------------------------------------------
@@ -174,10 +182,13 @@ class Auditor:
             mine = self.on_card.get(uuid, {})
             theirs = () if folded is None else folded.holders
             if sorted(mine) != sorted(theirs):
-                self._fail("model_differs", f"{where}: card {uuid} is held by {sorted(mine)}, the fold says {theirs}")
+                self._fail(
+                    "model_differs", f"{where}: card {uuid} is held by {sorted(mine)}, the fold says {theirs}"
+                )
             elif folded is not None and folded.reserved_bytes != sum(mine.values()):
                 self._fail(
-                    "model_differs", f"{where}: card {uuid} has {sum(mine.values())} bytes given, the fold says {folded.reserved_bytes}"
+                    "model_differs",
+                    f"{where}: card {uuid} has {sum(mine.values())} bytes given, the fold says {folded.reserved_bytes}",
                 )
         for epoch in touched.bindings:
             if (epoch in self.claims) != (epoch in state.bindings):
@@ -194,12 +205,26 @@ class Auditor:
                     f"{where}: demand {did} is {demand.phase} with epoch {demand.epoch}, wanted {demand.wanted}; here epoch "
                     f"{wish.epoch}, wanted {wish.wanted}, over {wish.over!r}",
                 )
+                continue
+            stopping = bool(wish.epoch) and (self.claims[wish.epoch].stopped or not wish.wanted)
+            if stopping != (demand.phase is Phase.RELEASING):
+                self._fail(
+                    "model_differs",
+                    f"{where}: demand {did} is {demand.phase}; here it is to be stopped: {stopping}",
+                )
         for name in touched.projects:
             used = sum(
-                size for c in self.claims.values() if c.project == name for cards in c.parts.values() for size in cards.values()
+                size
+                for c in self.claims.values()
+                if c.project == name
+                for cards in c.parts.values()
+                for size in cards.values()
             )
             if state.projects[name].used_bytes != used:
-                self._fail("model_differs", f"{where}: project {name} uses {used}, the fold says {state.projects[name].used_bytes}")
+                self._fail(
+                    "model_differs",
+                    f"{where}: project {name} uses {used}, the fold says {state.projects[name].used_bytes}",
+                )
 
     # -- clients ---------------------------------------------------------------------------------------------
 
@@ -214,6 +239,7 @@ class Auditor:
         if record.subject != f"rig.demand.{data.project}":
             return
         wish.wanted = False
+        wish.unwanted_at = self._now()
         if not wish.epoch:
             wish.over = "withdrawn"
 
@@ -246,7 +272,9 @@ class Auditor:
         assert wish is not None
         parts = {s.node: {a.card: a.memory_bytes for a in s.allotments} for s in data.shares}
         claim = Claim(data.demand, data.project, data.shares[0].allotments[0].mode, parts, self._now())
-        claim.words = frozenset(w.partition(":")[0] for s in data.shares for c in s.components for w in c.command)
+        claim.words = frozenset(
+            w.partition(":")[0] for s in data.shares for c in s.components for w in c.command
+        )
         self._check_binding(epoch, claim, wish)
         self.claims[epoch] = claim
         for cards in parts.values():
@@ -260,8 +288,13 @@ class Auditor:
     def _check_binding(self, epoch: int, claim: Claim, wish: Wish) -> None:
         asked = wish.spec.resources
         what = f"epoch {epoch} of {claim.demand}"
-        if len(claim.parts) != asked.nodes or any(len(cards) != asked.count for cards in claim.parts.values()):
-            self._fail("gang_in_parts", f"{what}: {asked.nodes} nodes with {asked.count} cards were asked for, it got {claim.parts}")
+        if len(claim.parts) != asked.nodes or any(
+            len(cards) != asked.count for cards in claim.parts.values()
+        ):
+            self._fail(
+                "gang_in_parts",
+                f"{what}: {asked.nodes} nodes with {asked.count} cards were asked for, it got {claim.parts}",
+            )
         if claim.mode != asked.mode:
             self._fail("wrong_mode", f"{what}: {asked.mode} was asked for, it got {claim.mode}")
         for node, cards in claim.parts.items():
@@ -271,20 +304,38 @@ class Auditor:
                 known = self.cards[card]
                 others = self.on_card.get(card, {})
                 if size < asked.memory_bytes:
-                    self._fail("too_little", f"{what}: {size} bytes of {card}, {asked.memory_bytes} were asked for")
-                if others and (claim.mode == Mode.EXCLUSIVE or any(self.claims[o].mode == Mode.EXCLUSIVE for o in others)):
+                    self._fail(
+                        "too_little", f"{what}: {size} bytes of {card}, {asked.memory_bytes} were asked for"
+                    )
+                if others and (
+                    claim.mode == Mode.EXCLUSIVE or any(self.claims[o].mode == Mode.EXCLUSIVE for o in others)
+                ):
                     self._fail("double_binding", f"{what}: card {card} is held by {sorted(others)}")
-                if any(self.claims[o].mode != claim.mode for o in others) or known["mode"] not in (None, claim.mode):
+                if any(self.claims[o].mode != claim.mode for o in others) or known["mode"] not in (
+                    None,
+                    claim.mode,
+                ):
                     self._fail("wrong_mode", f"{what}: card {card} does not serve {claim.mode}")
                 if sum(others.values()) + size > known["memory"]:
-                    self._fail("over_allotted", f"{what}: {sum(others.values()) + size} bytes of {card}, it has {known['memory']}")
+                    self._fail(
+                        "over_allotted",
+                        f"{what}: {sum(others.values()) + size} bytes of {card}, it has {known['memory']}",
+                    )
                 if known["quarantined"]:
                     self._fail("bound_while_quarantined", f"{what}: card {card} is quarantined")
         quota = self.quota.get(claim.project)
-        used = sum(n for c in self.claims.values() if c.project == claim.project for p in c.parts.values() for n in p.values())
+        used = sum(
+            n
+            for c in self.claims.values()
+            if c.project == claim.project
+            for p in c.parts.values()
+            for n in p.values()
+        )
         new = sum(n for cards in claim.parts.values() for n in cards.values())
         if quota is not None and used + new > quota:
-            self._fail("quota_exceeded", f"{what}: project {claim.project} would hold {used + new} of {quota}")
+            self._fail(
+                "quota_exceeded", f"{what}: project {claim.project} would hold {used + new} of {quota}"
+            )
 
     # -- stops -----------------------------------------------------------------------------------------------
 
@@ -296,7 +347,10 @@ class Auditor:
             return
         wish = self.wishes[claim.demand]
         if record.source.startswith("placer/") and wish.wanted and data.reason == "withdrawn":
-            self._fail("stopped_the_wanted", f"{record.source} ordered the stop of epoch {data.epoch} at {record.seq}: it is wanted")
+            self._fail(
+                "stopped_the_wanted",
+                f"{record.source} ordered the stop of epoch {data.epoch} at {record.seq}: it is wanted",
+            )
         for node in data.nodes:
             claim.stop_seqs.setdefault(node, record.seq)
         claim.stopped = True
@@ -313,19 +367,26 @@ class Auditor:
             return
         wish = self.wishes[claim.demand]
         if not wish.wanted or claim.stopped:
+            calm = 0.0 if self.calm_since is None else self._now() - max(self.calm_since, wish.unwanted_at)
+            if not claim.stop_seqs and calm > CALM_SECONDS:
+                self._fail(
+                    "left_to_the_reaper",
+                    f"{what}: withdrawn {calm:.0f} s ago, and no placer ordered its stop",
+                )
             return  # its end is desired already
         if reason in (DriftKind.OVERUSE, DriftKind.WRONG_CARD):
             if {"overuse", "wrongcard"}.isdisjoint(claim.words):
                 self._fail("reaped_the_wanted", f"{what}: it does nothing wrong")
         elif reason == DriftKind.MISSING:
-            for node in nodes:
+            for node in nodes[:1]:
                 machine = self._machines[node]
-                since = [part.at for part in machine.parts.values() if part.launch.epoch == epoch and part.running]
+                since = [
+                    part.at for part in machine.parts.values() if part.launch.epoch == epoch and part.running
+                ]
                 # one part of it that ended is enough to end the share; all of it, and for long, is alive
                 told = [c for c in machine.parts.values() if c.launch.epoch == epoch]
                 if since and len(since) == len(told) and self._now() - max(since) > KNOWN_SECONDS:
-                    if node == nodes[0]:
-                        self._fail("reaped_the_living", f"{what}: it runs on {node} since {max(since):.1f}")
+                    self._fail("reaped_the_living", f"{what}: it runs on {node} since {max(since):.1f}")
         else:
             self._fail("reaped_the_wanted", f"{what}: it is bound, wanted and was not ordered to stop")
 
@@ -343,14 +404,17 @@ class Auditor:
             wish = self.wishes[claim.demand]
             if wish.verdict in ("", "completed") or not claim.exited:
                 wish.verdict = data.verdict
-                wish.again = data.verdict in STARTS_FAILED and all(x.what != "no_such_program" for x in data.evidence)
+                wish.again = data.verdict in STARTS_FAILED and all(
+                    x.what != "no_such_program" for x in data.evidence
+                )
             if data.final:
                 claim.exited.add(data.node)
         if claim.stopped or not self.wishes[claim.demand].wanted or not begun:
             return
         if data.epoch not in self._machines[data.node].by_itself:
             self._fail(
-                "stopped_the_wanted", f"{record.source} at {record.seq}: nothing of epoch {data.epoch} had ended on {data.node} by itself"
+                "stopped_the_wanted",
+                f"{record.source} at {record.seq}: nothing of epoch {data.epoch} had ended on {data.node} by itself",
             )
 
     def _released(self, record: Record, data: e.Released) -> None:
@@ -368,9 +432,14 @@ class Auditor:
                     self._fail("reaped_in_mass_loss", f"{what} is released: {lost}")
                 old = [p for p in self._machines[data.node].parts.values() if p.launch.epoch == data.epoch]
                 if mine and living and old and self._now() - min(p.at for p in old) > KNOWN_SECONDS:
-                    self._fail("released_the_living", f"{what} is released by force, and pids {[p.pid for p in living]} live")
+                    self._fail(
+                        "released_the_living",
+                        f"{what} is released by force, and pids {[p.pid for p in living]} live",
+                    )
         elif mine and living:
-            self._fail("released_the_living", f"{what} is called free, and pids {[p.pid for p in living]} live")
+            self._fail(
+                "released_the_living", f"{what} is called free, and pids {[p.pid for p in living]} live"
+            )
         if claim is None or not mine or record.subject != f"rig.release.{data.node}":
             return
         for card in claim.parts.pop(data.node):
@@ -398,7 +467,8 @@ class Auditor:
                 known["present"] = False
         for card in data.cards:
             known = self.cards.setdefault(
-                card.uuid, {"node": data.node, "memory": card.memory_bytes, "mode": None, "quarantined": False}
+                card.uuid,
+                {"node": data.node, "memory": card.memory_bytes, "mode": None, "quarantined": False},
             )
             known["present"] = True
             known["memory"] = card.memory_bytes or known["memory"]
@@ -416,7 +486,8 @@ class Auditor:
         known = [age for age in ages if self._on_its_way() <= age < SILENCE_SECONDS_MIN]
         if known:
             self._fail(
-                "called_the_heard_silent", f"{record.source} at {record.seq}: {data.node} was heard {min(known):.1f} s ago"
+                "called_the_heard_silent",
+                f"{record.source} at {record.seq}: {data.node} was heard {min(known):.1f} s ago",
             )
         lost = self.mass_loss()
         if lost:
@@ -430,7 +501,9 @@ class Auditor:
         """More than half of the nodes fell silent, and for so long that nobody can have missed it."""
         now = self._now()
         nodes = {known["node"] for known in self.cards.values()}
-        expected = [n for n in nodes if n not in self.unreachable or now - self.unreachable[n] < self._window / 2]
+        expected = [
+            n for n in nodes if n not in self.unreachable or now - self.unreachable[n] < self._window / 2
+        ]
         silent = [n for n in expected if now - self.heard.get(n, now) > self._silence + 4.0]
         if len(silent) >= 2 and len(silent) > len(expected) / 2:
             return f"{len(silent)} of {len(expected)} nodes are silent: {sorted(silent)}"
@@ -441,7 +514,9 @@ class Auditor:
 
     def _mode(self, record: Record, data: e.ModeSet) -> None:
         holders = self.on_card.get(data.card, {})
-        if data.card in self.cards and (data.mode is None or all(self.claims[o].mode == data.mode for o in holders)):
+        if data.card in self.cards and (
+            data.mode is None or all(self.claims[o].mode == data.mode for o in holders)
+        ):
             self.cards[data.card]["mode"] = data.mode
             self._forget_absent()
 
@@ -473,7 +548,9 @@ class Auditor:
             self._fail("started_the_ended", f"{what}: it was released there")
             return
         if (epoch, node) in self.begun:
-            self._fail("begun_again", f"{what}: it was told to run there, and not that it is to be started again")
+            self._fail(
+                "begun_again", f"{what}: it was told to run there, and not that it is to be started again"
+            )
         claim = self.claims.get(epoch)
         if claim is None or node not in claim.parts or claim.demand != launch.demand:
             if epoch not in self.void:
@@ -481,16 +558,24 @@ class Auditor:
             return
         stop = claim.stop_seqs.get(node)
         if stop is not None and self._acked(node, stop):
-            self._fail("started_the_stopped", f"{what}: its agent has acknowledged the order {stop} to stop it")
+            self._fail(
+                "started_the_stopped", f"{what}: its agent has acknowledged the order {stop} to stop it"
+            )
         if not launch.component.gpu:
             return
         if set(launch.cards) != set(claim.parts[node]):
             self._fail("wrong_cards", f"{what} on {launch.cards}, it holds {sorted(claim.parts[node])}")
         if claim.mode == Mode.EXCLUSIVE:
             for proc in self._machines[node].procs.values():
-                ended = proc.epoch is not None and proc.epoch != epoch and self.given_back.get((proc.epoch, node)) is False
+                ended = (
+                    proc.epoch is not None
+                    and proc.epoch != epoch
+                    and self.given_back.get((proc.epoch, node)) is False
+                )
                 if ended and not set(proc.memory).isdisjoint(launch.cards):
-                    self._fail("card_not_free", f"{what}: pid {proc.pid} of epoch {proc.epoch} still holds the card")
+                    self._fail(
+                        "card_not_free", f"{what}: pid {proc.pid} of epoch {proc.epoch} still holds the card"
+                    )
 
     def phases(self) -> dict[str, int]:
         told: dict[str, int] = {}
@@ -499,7 +584,11 @@ class Auditor:
         return told
 
     def holding(self) -> list[str]:
-        return [d.spec.demand for d in self.state.demands.values() if d.phase in (Phase.BOUND, Phase.STARTING, Phase.RUNNING)]
+        return [
+            d.spec.demand
+            for d in self.state.demands.values()
+            if d.phase in (Phase.BOUND, Phase.STARTING, Phase.RUNNING)
+        ]
 
 
 _FOLLOW: dict[type[msgspec.Struct], Callable[[Auditor, Record, Any], None]] = {

@@ -43,7 +43,9 @@ class SimGpus:
         self._answers()
         m = self._machine
         return [
-            msgspec.structs.replace(card, usable=False, why="GPU is lost: Xid 79") if card.uuid in m.lost else card
+            msgspec.structs.replace(card, usable=False, why="GPU is lost: Xid 79")
+            if card.uuid in m.lost
+            else card
             for card in m.inventory
             if card.uuid not in m.vanished
         ]
@@ -112,7 +114,9 @@ class SimAttribution(Attribution):
         return tuple(
             card
             if not card.processes
-            else msgspec.structs.replace(card, processes=tuple(self._whose(p, by_pid) for p in card.processes))
+            else msgspec.structs.replace(
+                card, processes=tuple(self._whose(p, by_pid) for p in card.processes)
+            )
             for card in cards
         )
 
@@ -125,7 +129,9 @@ class SimAttribution(Attribution):
         proc = self._machine.procs.get(process.pid)
         if proc is None or proc.epoch is None:
             return process
-        return msgspec.structs.replace(process, epoch=proc.epoch, demand=proc.demand, component=proc.component)
+        return msgspec.structs.replace(
+            process, epoch=proc.epoch, demand=proc.demand, component=proc.component
+        )
 
 
 class SimHost(Host):

@@ -94,8 +94,12 @@ class MemoryStore:
         shelf = self._shelf
         if entries.base is not None:
             position = 0 if shelf.mark is None else shelf.mark.position
-            assert entries.base == position, f"a stretch that begins at {entries.base} behind a book at {position}"
-            shelf.events += [Message(seq, subject, at, body) for seq, subject, at, _kind, body in entries.events]
+            assert entries.base == position, (
+                f"a stretch that begins at {entries.base} behind a book at {position}"
+            )
+            shelf.events += [
+                Message(seq, subject, at, body) for seq, subject, at, _kind, body in entries.events
+            ]
             shelf.mark = self.mark = mark
         shelf.findings += entries.findings
         if snapshot is not None:

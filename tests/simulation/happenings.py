@@ -75,7 +75,9 @@ class Happenings:
             await asyncio.sleep(max(0.0, step.at - loop.time()))
             if step.is_fault and step.what not in WEATHER:
                 self.world.count(step.what)
-            act: Callable[[Step], Awaitable[None]] = getattr(self, f"_{'weather' if step.what in WEATHER else step.what}")
+            act: Callable[[Step], Awaitable[None]] = getattr(
+                self, f"_{'weather' if step.what in WEATHER else step.what}"
+            )
             self._tasks.append(loop.create_task(self._one(act, step), name=f"step {number} {step.what}"))
         await asyncio.sleep(max(0.0, plan.chaos_seconds - loop.time()))
 
@@ -107,6 +109,7 @@ class Happenings:
             if program.process is not None:
                 program.process.fuse = 0
             program.start()
+        world.auditor.calm_since = world.loop.time()
         for kind in HEALABLE:
             await self._rule("healing", e.HealingSet(kind=kind, on=True, by="operator"))
         for seq in list(world.auditor.state.unknown_open):
@@ -125,6 +128,13 @@ class Happenings:
         for part in list(machine.parts.values()):
             if part.stop_ordered and part.told("undead") is not None:
                 machine.signal(part, kill=True, everything=True)
+
+    async def restart_all(self) -> None:
+        """An upgrade: every decider is stopped and started, and begins with what it has saved."""
+        for program in self.world.programs.values():
+            if program.kind != "agent":
+                await program.stop()
+                program.start()
 
     async def withdraw_all(self) -> None:
         for name, wish in list(self.world.auditor.wishes.items()):
@@ -163,13 +173,18 @@ class Happenings:
             if w.partition(":")[0] in ("for", "fail", "daemon", "stubborn", "undead", "overuse", "wrongcard", "refuse")
         )  # fmt: skip
         first = Component(
-            name="main", image="sim" if "docker" in words else "", command=("run", *does), stop_grace_seconds=1.5
+            name="main",
+            image="sim" if "docker" in words else "",
+            command=("run", *does),
+            stop_grace_seconds=1.5,
         )
         parts = [first]
         if "parts" in words:
             calm = tuple(w for w in does if w.startswith(("for:", "fail:")))
             parts.append(
-                Component(name="access", image="sim", gpu=False, command=("run", *calm), stop_grace_seconds=0.5)
+                Component(
+                    name="access", image="sim", gpu=False, command=("run", *calm), stop_grace_seconds=0.5
+                )
             )
         spec = e.DemandRaised(
             demand=step.who,
@@ -222,7 +237,9 @@ class Happenings:
     async def _alien(self, step: Step) -> None:
         """An event of a kind that a newer version made; the operator accepts it after a while."""
         subject = ("rig.own.policy.future", "rig.evict.n0", "rig.run.n0")[int(step.number)]
-        body = msgspec.json.encode({"id": self._id(), "source": "s", "type": "dev.rigbook.future.v9", "data": {}})
+        body = msgspec.json.encode(
+            {"id": self._id(), "source": "s", "type": "dev.rigbook.future.v9", "data": {}}
+        )
         await self._tell(subject, body)
         await asyncio.sleep(step.seconds)
         for seq in list(self.world.auditor.state.unknown_open):
@@ -236,7 +253,9 @@ class Happenings:
         await self._rule("node", e.NodeUncordoned(node=step.who, by="operator"))
 
     async def _quota(self, step: Step) -> None:
-        await self._rule("quota", e.QuotaSet(project=step.who, memory_bytes=int(step.number) * GIB, by="operator"))
+        await self._rule(
+            "quota", e.QuotaSet(project=step.who, memory_bytes=int(step.number) * GIB, by="operator")
+        )
 
     async def _mode(self, step: Step) -> None:
         mode = None if step.words[0] == "none" else Mode(step.words[0])
@@ -453,7 +472,11 @@ class Happenings:
             self.world.machines[step.who].remove_by_hand(parts[0])
 
     async def _orphaned(self, step: Step) -> None:
-        parts = [p for p in self.world.machines[step.who].parts.values() if p.running and p.launch.component.image and p.launch.component.gpu]
+        parts = [
+            p
+            for p in self.world.machines[step.who].parts.values()
+            if p.running and p.launch.component.image and p.launch.component.gpu
+        ]
         if parts:
             self.world.machines[step.who].orphan(parts[0])
 

@@ -155,7 +155,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self.steps += 1
         self._at_once += 1
         if self._at_once > STEPS_AT_ONCE_MAX:
-            raise Stuck(f"time does not pass: {STEPS_AT_ONCE_MAX} steps at {self._now}, the last one {handle!r}")
+            raise Stuck(
+                f"time does not pass: {STEPS_AT_ONCE_MAX} steps at {self._now}, the last one {handle!r}"
+            )
         handle._run()
 
     # -- what asyncio asks of a loop -------------------------------------------------------------------------

@@ -34,14 +34,23 @@ class Proc:
     """A process that may hold memory of cards. `epoch` None = not ours."""
 
     def __init__(
-        self, pid: int, memory: dict[str, int], *, epoch: int | None, demand: str, component: str, grouped: bool
+        self,
+        pid: int,
+        memory: dict[str, int],
+        *,
+        epoch: int | None,
+        demand: str,
+        component: str,
+        grouped: bool,
     ) -> None:
         self.pid = pid
         self.memory = memory  # card to bytes
         self.epoch = epoch
         self.demand = demand
         self.component = component
-        self.grouped = grouped  # False: it left the component's group, and only a stop of everything reaches it
+        self.grouped = (
+            grouped  # False: it left the component's group, and only a stop of everything reaches it
+        )
 
 
 class Part:
@@ -78,7 +87,9 @@ class Part:
 class Machine:
     """One node's hardware and what runs on it."""
 
-    def __init__(self, name: str, *, cards: int, memory_gib: int, model: str, loop: SimLoop, now: Callable[[], str]) -> None:
+    def __init__(
+        self, name: str, *, cards: int, memory_gib: int, model: str, loop: SimLoop, now: Callable[[], str]
+    ) -> None:
         self.name = name
         self.boot = 1
         self.inventory = [
@@ -110,7 +121,13 @@ class Machine:
     # -- processes -------------------------------------------------------------------------------------------
 
     def spawn(
-        self, memory: dict[str, int], *, epoch: int | None = None, demand: str = "", component: str = "", grouped: bool = True
+        self,
+        memory: dict[str, int],
+        *,
+        epoch: int | None = None,
+        demand: str = "",
+        component: str = "",
+        grouped: bool = True,
     ) -> Proc:
         self._next_pid += 1
         proc = Proc(self._next_pid, memory, epoch=epoch, demand=demand, component=component, grouped=grouped)
@@ -125,9 +142,13 @@ class Machine:
         known = self.parts.get(key)
         if known is not None:
             return known
-        part = Part(launch, kind, f"{self.name}-{launch.epoch}-{launch.component.name}", self.now(), self.loop.time())
+        part = Part(
+            launch, kind, f"{self.name}-{launch.epoch}-{launch.component.name}", self.now(), self.loop.time()
+        )
         self.parts[key] = part
-        memory = dict.fromkeys(launch.cards, max(1, launch.memory_bytes * 3 // 4)) if launch.component.gpu else {}
+        memory = (
+            dict.fromkeys(launch.cards, max(1, launch.memory_bytes * 3 // 4)) if launch.component.gpu else {}
+        )
         if part.told("overuse") is not None and memory:
             memory = dict.fromkeys(memory, launch.memory_bytes + 4 * GIB)
         if part.told("wrongcard") is not None and memory:
@@ -138,7 +159,11 @@ class Machine:
         if daemon:
             self.by_itself.add(launch.epoch)
         proc = self.spawn(
-            memory, epoch=launch.epoch, demand=launch.demand, component=launch.component.name, grouped=not daemon
+            memory,
+            epoch=launch.epoch,
+            demand=launch.demand,
+            component=launch.component.name,
+            grouped=not daemon,
         )
         part.pids.append(proc.pid)
         if daemon:
@@ -174,7 +199,9 @@ class Machine:
 
     def signal(self, part: Part, *, kill: bool, everything: bool) -> None:
         """SIGTERM or SIGKILL to a component's group, or to all of its processes."""
-        if (part.told("stubborn") is not None and not kill) or (part.told("undead") is not None and self.undead):
+        if (part.told("stubborn") is not None and not kill) or (
+            part.told("undead") is not None and self.undead
+        ):
             return
         for pid in list(part.pids):
             proc = self.procs.get(pid)

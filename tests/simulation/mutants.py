@@ -55,7 +55,11 @@ def check(mutant: Mutant, *, worlds: int = WORLDS, processes: int = 2, first: in
         seed = known[-1].split("--seed ")[1].split()[0]
         clean = {key: value for key, value in os.environ.items() if key != "RIGBOOK_MUTANT"}
         again = subprocess.run(
-            [sys.executable, "-m", "tests.simulation", "--seed", seed], env=clean, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "tests.simulation", "--seed", seed],
+            env=clean,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if again.returncode:
             raise RuntimeError(f"seed {seed} fails without any mutant: {again.stdout[-2000:]}")
@@ -82,7 +86,9 @@ def check(mutant: Mutant, *, worlds: int = WORLDS, processes: int = 2, first: in
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Exit code 1 when a mutant lives."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.mutants", description=__doc__.split("\n", 1)[0]
+    )
     parser.add_argument("names", nargs="*", help="default: all")
     parser.add_argument("--worlds", type=int, default=WORLDS, help="at most so many for each")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -91,12 +97,17 @@ def main(arguments: Iterable[str] | None = None) -> int:
     found: list[Caught] = []
     for mutant in chosen:
         found.append(check(mutant, worlds=asked.worlds, processes=asked.processes))
-        print(f"{mutant.name:20} {found[-1].by or 'LIVES':45} {found[-1].worlds:4} worlds {found[-1].seconds:6.1f} s", flush=True)
+        print(
+            f"{mutant.name:20} {found[-1].by or 'LIVES':45} {found[-1].worlds:4} worlds {found[-1].seconds:6.1f} s",
+            flush=True,
+        )
     living = [one.mutant.name for one in found if not one.by]
     print("\n| mutant | the mistake | caught by | after worlds |\n|---|---|---|---|")
     for one in found:
         print(one.row)
-    print(f"\n{len(found) - len(living)} of {len(found)} caught{'; living: ' + ', '.join(living) if living else ''}")
+    print(
+        f"\n{len(found) - len(living)} of {len(found)} caught{'; living: ' + ', '.join(living) if living else ''}"
+    )
     return 1 if living else 0
 
 

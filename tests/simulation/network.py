@@ -120,7 +120,9 @@ class SimLine(Line):
 class SimServer(MemoryServer):
     """The in-memory server, watched."""
 
-    def __init__(self, clock: Clock, faults: Faults, saw: Callable[[str, Message, SimBus | None], None]) -> None:
+    def __init__(
+        self, clock: Clock, faults: Faults, saw: Callable[[str, Message, SimBus | None], None]
+    ) -> None:
         super().__init__(clock, faults)
         self._saw = saw
         self.acked: dict[str, set[int]] = {}  # consumer to acknowledged sequences

@@ -61,6 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_every: int
     sqlite: bool  # one ledger with its real file
     chaos_seconds: float
+    restarts: bool  # in the end every decider is started again from what it saved
     empties: bool  # in the end everything is withdrawn, and all cards must come back
     steps: tuple[Step, ...]
 
@@ -96,6 +97,7 @@ def draw(seed: int) -> Plan:
         snapshot_every=rng.choice((5, 50, 20_000)),
         sqlite=rng.random() < 0.05,
         chaos_seconds=chaos_seconds,
+        restarts=rng.random() < 0.3,
         empties=rng.random() < 0.3,
         steps=(),
     )
@@ -197,8 +199,12 @@ class _World:
 
 _OPERATOR: Final[tuple[Callable[[_World], Step], ...]] = (
     lambda w: w.step("cordon", who=w.node(), seconds=w.long(5, 60)),
-    lambda w: w.step("quota", who=w.rng.choice(("nlp", "vision")), number=w.rng.choice((0, 20, 50, 100, 200))),
-    lambda w: w.step("mode", who=w.card(), words=(w.rng.choice(("exclusive", "memory-slice", "time-slice", "none")),)),
+    lambda w: w.step(
+        "quota", who=w.rng.choice(("nlp", "vision")), number=w.rng.choice((0, 20, 50, 100, 200))
+    ),
+    lambda w: w.step(
+        "mode", who=w.card(), words=(w.rng.choice(("exclusive", "memory-slice", "time-slice", "none")),)
+    ),
     lambda w: w.step("quarantine", who=w.card(), seconds=w.long(5, 60)),
     lambda w: w.step("heal", words=w.rng.choice(_KINDS), seconds=w.long(5, 60)),
     lambda w: w.step("evict", who=f"d{w.rng.randint(1, 6)}", number=w.rng.randint(0, 2)),
@@ -207,17 +213,37 @@ _OPERATOR: Final[tuple[Callable[[_World], Step], ...]] = (
     lambda w: w.step("withdraw_unknown"),
     lambda w: w.step("ask"),
 )
-_KINDS: Final = (("leftover",), ("missing",), ("squatter",), ("overuse", "wrong_card"), ("leftover", "missing", "squatter"))
+_KINDS: Final = (
+    ("leftover",),
+    ("missing",),
+    ("squatter",),
+    ("overuse", "wrong_card"),
+    ("leftover", "missing", "squatter"),
+)
 
 _FAULTS: Final[tuple[Callable[[_World], Step], ...]] = (
-    lambda w: w.step("ack_lost", who=w.rng.choice(("", "placer", "agent", "reaper")), seconds=w.long(), number=w.rng.choice((0.1, 0.5))),
+    lambda w: w.step(
+        "ack_lost",
+        who=w.rng.choice(("", "placer", "agent", "reaper")),
+        seconds=w.long(),
+        number=w.rng.choice((0.1, 0.5)),
+    ),
     lambda w: w.step("request_lost", who=w.rng.choice(("", "placer", "agent")), seconds=w.long(), number=0.2),
     lambda w: w.step("ack_slow", who=w.rng.choice(("", "placer", "agent")), seconds=w.long(), number=0.2),
-    lambda w: w.step("delivery_slow", who=w.rng.choice(("", "placer", "agent", "reaper", "ledger")), seconds=w.long(), number=0.2),
+    lambda w: w.step(
+        "delivery_slow",
+        who=w.rng.choice(("", "placer", "agent", "reaper", "ledger")),
+        seconds=w.long(),
+        number=0.2,
+    ),
     lambda w: w.step("delivery_again", who="agent", seconds=w.long(), number=0.5),
     lambda w: w.step("delivery_lost", who="agent", seconds=w.long(), number=0.3),
-    lambda w: w.step("kill", who=w.rng.choice(w.programs), seconds=w.long(0.1, 10), number=w.rng.randint(0, 40)),
-    lambda w: w.step("kill", who=w.rng.choice(w.programs), seconds=w.long(0.1, 10), number=w.rng.randint(0, 400)),
+    lambda w: w.step(
+        "kill", who=w.rng.choice(w.programs), seconds=w.long(0.1, 10), number=w.rng.randint(0, 40)
+    ),
+    lambda w: w.step(
+        "kill", who=w.rng.choice(w.programs), seconds=w.long(0.1, 10), number=w.rng.randint(0, 400)
+    ),
     lambda w: w.step("restart", who=w.rng.choice(w.programs), seconds=w.long(0.1, 5)),
     lambda w: w.step("stale_snapshot", who=w.rng.choice(w.programs), seconds=w.long(0.1, 5)),
     lambda w: w.step("pause", who=w.rng.choice(w.programs), seconds=w.long(0.5, 25)),
@@ -225,7 +251,11 @@ _FAULTS: Final[tuple[Callable[[_World], Step], ...]] = (
     lambda w: w.step("server_away", seconds=w.long(0.2, 15)),
     lambda w: w.step("behind", seconds=w.long(2, 12), number=w.rng.randint(1, 30)),
     lambda w: w.step("empty", seconds=w.long(2, 12)),
-    lambda w: w.step("clock_step", who=w.rng.choice(w.programs), number=w.rng.choice((-3600.0, -30.0, -2.0, 5.0, 90.0, 7200.0))),
+    lambda w: w.step(
+        "clock_step",
+        who=w.rng.choice(w.programs),
+        number=w.rng.choice((-3600.0, -30.0, -2.0, 5.0, 90.0, 7200.0)),
+    ),
     lambda w: w.step("node_silent", who=w.node(), seconds=w.long(3, 30)),
     lambda w: w.step("all_silent", seconds=w.long(3, 30)),
     lambda w: w.step("agent_killed", who=w.node(), seconds=w.long(0.1, 20), number=w.rng.randint(0, 100)),
@@ -240,7 +270,9 @@ _FAULTS: Final[tuple[Callable[[_World], Step], ...]] = (
     lambda w: w.step("engine_hangs", who=w.node(), seconds=w.long(1, 25)),
     lambda w: w.step("driver_hangs", who=w.node(), seconds=w.long(1, 25)),
     lambda w: w.step("driver_absent", who=w.node(), seconds=w.long(1, 25)),
-    lambda w: w.step("foreign_process", who=w.card(), seconds=w.long(2, 30), number=w.rng.choice((1, 10, 30))),
+    lambda w: w.step(
+        "foreign_process", who=w.card(), seconds=w.long(2, 30), number=w.rng.choice((1, 10, 30))
+    ),
     lambda w: w.step("undead", who=w.node(), seconds=w.long(5, 40)),
     lambda w: w.step("disk_full", seconds=w.long(1, 10)),
     lambda w: w.step("ledger_disk_full", who="ledger-1", seconds=w.long(1, 20)),

@@ -47,7 +47,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname not in self._mutant.modules:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        assert spec is not None and spec.origin is not None
+        assert spec is not None
+        assert spec.origin is not None
         loader = _Loader(fullname, spec.origin)
         loader.mutant = self._mutant
         spec.loader = loader

@@ -46,7 +46,11 @@ RULES = Rules(
 )  # fmt: skip
 TOLERANCE = Tolerance(stop_seconds=8.0, start_seconds=60.0, unreleased_seconds=20.0)
 PATIENCE = Patience(
-    silence_factor=5.0, silence_seconds_min=5.0, silence_seconds_max=30.0, startup_seconds=6.0, window_seconds=30.0
+    silence_factor=5.0,
+    silence_seconds_min=5.0,
+    silence_seconds_max=30.0,
+    startup_seconds=6.0,
+    window_seconds=30.0,
 )
 
 
@@ -92,7 +96,12 @@ class Program:
 
     @property
     def up(self) -> bool:
-        return self.task is not None and not self.task.done() and self.process is not None and not self.process.dead
+        return (
+            self.task is not None
+            and not self.task.done()
+            and self.process is not None
+            and not self.process.dead
+        )
 
     def new_id(self) -> str:
         return f"{self._rng.getrandbits(128):032x}"
@@ -122,7 +131,9 @@ class Program:
         if isinstance(error, BusError):
             self._world.count(f"ended by {type(error).__name__}", fault=False)
         elif error is not None:
-            self._world.fail("service_ended", f"{self.name} ended by itself: {type(error).__name__}: {error}", error)
+            self._world.fail(
+                "service_ended", f"{self.name} ended by itself: {type(error).__name__}: {error}", error
+            )
         elif not task.cancelled():
             self._world.fail("service_ended", f"{self.name} returned")
         self._later(RESTART_SECONDS)
@@ -165,7 +176,9 @@ class Program:
         plan = self._world.plan
         common: dict[str, Any] = {"clock": self.clock, "new_id": self.new_id, "telemetry": telemetry}
         if self.kind == "ledger":
-            options = ledger_service.Options(data=data, instance=self.name, snapshot_every=plan.snapshot_every)
+            options = ledger_service.Options(
+                data=data, instance=self.name, snapshot_every=plan.snapshot_every
+            )
             await ledger_service.serve(bus, options, open_store=self._open_store, **common)
         elif self.kind == "placer":
             placer = placer_service.Options(
@@ -198,7 +211,8 @@ class Program:
         return Equipment(
             gpus=gpus,
             engines={
-                kind: SimEngine(machine, kind, self._world.auditor.starts) for kind in (Engine.DOCKER, Engine.PROCESS)
+                kind: SimEngine(machine, kind, self._world.auditor.starts)
+                for kind in (Engine.DOCKER, Engine.PROCESS)
             },
             attribution=SimAttribution(machine),
             worker=SimWorker(gpus, machine, self.clock.monotonic),
@@ -217,5 +231,6 @@ class Program:
             follower = getattr(seen.get("self"), "_follower", None)
             if follower is not None:
                 return follower.state
-            coro = coro.cr_await
+            keeping = seen.get("keeping")  # the ledger's body is a task of its own
+            coro = keeping.get_coro() if isinstance(keeping, asyncio.Task) else coro.cr_await
         return None

@@ -79,7 +79,9 @@ def _of_demand(world: World, did: str, demand: Demand, seen: dict[str, Seen]) ->
             if not demand.reasons:
                 return f"{what}, and nobody says why"
             if signature(reasons) != signature(demand.reasons):
-                return f"{what}: told {sorted(signature(demand.reasons))}, true is {sorted(signature(reasons))}"
+                return (
+                    f"{what}: told {sorted(signature(demand.reasons))}, true is {sorted(signature(reasons))}"
+                )
         case Phase.BOUND | Phase.STARTING | Phase.RUNNING:
             if demand.phase is not Phase.RUNNING:
                 return what
@@ -120,7 +122,9 @@ def _leftovers(world: World) -> list[str]:
                 continue
             claim = claims.get(proc.epoch)
             if claim is None or name not in claim.parts or claim.demand != proc.demand:
-                left.append(f"pid {proc.pid} of epoch {proc.epoch} ({proc.demand}) lives on {name} without a right")
+                left.append(
+                    f"pid {proc.pid} of epoch {proc.epoch} ({proc.demand}) lives on {name} without a right"
+                )
     return left
 
 
@@ -132,7 +136,9 @@ def differing(world: World, true: str) -> list[str]:
             continue
         state = program.folded()
         if state is None or digest(state) != true:
-            told.append(f"{name} has {'nothing' if state is None else digest(state)}, a fresh fold gives {true}")
+            told.append(
+                f"{name} has {'nothing' if state is None else digest(state)}, a fresh fold gives {true}"
+            )
     if digest(world.auditor.state) != true:
         told.append("the auditor's fold differs")
     return told

@@ -31,7 +31,8 @@ def shrink(
     kept = tuple(range(len(plan.steps))) if keep is None else keep
     runs = 1
     last = run(plan.keep(kept))
-    assert last.failure is not None and last.failure.code == failure.code, "the world does not fail again"
+    assert last.failure is not None, "the world does not fail again"
+    assert last.failure.code == failure.code, f"it fails in another way now: {last.failure.code}"
     size = max(1, len(kept) // 2)
     while runs < runs_max:
         at, dropped = 0, False

@@ -1,9 +1,9 @@
 """Running many worlds: in parallel, with a progress line, and with what to do when one fails.
 
-    python -m tests.simulation --seed 42            one world
-    python -m tests.simulation --seeds 0:2000       many; stops at the first that fails
-    python -m tests.simulation --seed 42 --shrink   and leave out what the failure does not need
-    python -m tests.simulation --seed 42 --keep 0,3 only these steps of its plan
+python -m tests.simulation --seed 42            one world
+python -m tests.simulation --seeds 0:2000       many; stops at the first that fails
+python -m tests.simulation --seed 42 --shrink   and leave out what the failure does not need
+python -m tests.simulation --seed 42 --keep 0,3 only these steps of its plan
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _one(seed: int) -> Verdict:
 
 def worlds(seeds: Sequence[int], *, processes: int) -> Iterator[Verdict]:
     """The verdicts, as they come."""
-    if processes <= 1:
+    if processes == 0:  # in this very process
         _begin()
         try:
             for seed in seeds:
@@ -94,7 +94,11 @@ class Tally:
         self.events += verdict.events
         self.steps += verdict.steps
         self.virtual_seconds += verdict.virtual_seconds
-        for mine, theirs in ((self.faults, verdict.faults), (self.kinds, verdict.kinds), (self.counts, verdict.counts)):
+        for mine, theirs in (
+            (self.faults, verdict.faults),
+            (self.kinds, verdict.kinds),
+            (self.counts, verdict.counts),
+        ):
             for key, number in theirs.items():
                 mine[key] = mine.get(key, 0) + number
         if verdict.failure is not None:
@@ -120,14 +124,18 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--seed", type=int, help="one world")
     parser.add_argument("--seeds", default="", help="FIRST:END, or a number of worlds from 0")
-    parser.add_argument("--keep", default="", help="numbers of the plan's steps that are kept, as 0,3,4; - for none")
+    parser.add_argument(
+        "--keep", default="", help="numbers of the plan's steps that are kept, as 0,3,4; - for none"
+    )
     parser.add_argument("--plan", action="store_true", help="print the plan")
     parser.add_argument("--log", action="store_true", help="print the log of the world at its end")
     parser.add_argument("--story", action="store_true", help="print what the services log, with virtual time")
     parser.add_argument("--shrink", action="store_true", help="look for the smallest plan that fails alike")
-    parser.add_argument("--no-shrink", action="store_true", help="do not shrink the first failure of many worlds")
+    parser.add_argument(
+        "--no-shrink", action="store_true", help="do not shrink the first failure of many worlds"
+    )
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first failure")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="0 = in this one")
     parser.add_argument("--json", action="store_true", help="print the tally as JSON at the end")
     asked = parser.parse_args(None if arguments is None else list(arguments))
     if asked.seeds:
@@ -148,7 +156,7 @@ def _single(asked: Any) -> int:
             print(f"{number:3} {'*' if keep is None or number in keep else ' '} {step}")
     _begin()
     if asked.story:
-        quiet.show(lambda: _now(), print)
+        quiet.show(_now, print)
     verdict = run(plan if keep is None else plan.keep(keep), inspect=_print_log if asked.log else None)
     print(
         f"seed {seed}: {verdict.virtual_seconds} virtual seconds, {verdict.events} events, {verdict.steps} steps, "
@@ -180,9 +188,13 @@ def _print_log(world: Any) -> None:
     for m in world.server.streams[LEDGER_STREAM].records.values():
         r = decode(m.seq, m.subject, m.received_ns, m.body)
         about = " ".join(
-            f"{name}={getattr(r.data, name)}" for name in ("node", "epoch", "reason", "final", "verdict") if hasattr(r.data, name)
+            f"{name}={getattr(r.data, name)}"
+            for name in ("node", "epoch", "reason", "final", "verdict")
+            if hasattr(r.data, name)
         )
-        print(f"{m.seq:4} {(m.received_ns - START_NS) / 1e9:8.3f} {r.kind or r.data:18} {r.source:16} {r.correlation:4} {about}")
+        print(
+            f"{m.seq:4} {(m.received_ns - START_NS) / 1e9:8.3f} {r.kind or r.data:18} {r.source:16} {r.correlation:4} {about}"
+        )
 
 
 def _many(asked: Any) -> int:
@@ -195,7 +207,10 @@ def _many(asked: Any) -> int:
     for verdict in worlds(seeds, processes=asked.processes):
         tally.add(verdict)
         if verdict.failure is not None:
-            print(f"\nseed {verdict.seed} failed: {verdict.failure.code}: {verdict.failure.text[:300]}", flush=True)
+            print(
+                f"\nseed {verdict.seed} failed: {verdict.failure.code}: {verdict.failure.text[:300]}",
+                flush=True,
+            )
             if not asked.go_on:
                 break
         if tally.seconds - shown > (1.0 if sys.stdout.isatty() else 15.0):
@@ -203,7 +218,12 @@ def _many(asked: Any) -> int:
             print(f"\r{tally.line()}", end="" if sys.stdout.isatty() else "\n", flush=True)
     print(f"\n{tally.line()}\n{tally.table()}")
     if asked.json:
-        told = {"worlds": tally.worlds, "seconds": tally.seconds, "faults": tally.faults, "kinds": tally.kinds}
+        told = {
+            "worlds": tally.worlds,
+            "seconds": tally.seconds,
+            "faults": tally.faults,
+            "kinds": tally.kinds,
+        }
         print(msgspec.json.encode(told).decode())
     if not tally.failed:
         return 0

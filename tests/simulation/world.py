@@ -152,6 +152,12 @@ class World:
             if left:
                 self.fail("not_emptied", "; ".join(left[:6]))
                 return
+        if self.plan.restarts:
+            await self.happenings.restart_all()
+            left = await self._rest(SETTLE_SECONDS_MAX)
+            if left:
+                self.fail("not_settled", "; ".join(left[:6]))
+                return
         self._last_check()
 
     async def _rest(self, seconds_max: float) -> list[str]:
@@ -187,7 +193,12 @@ class World:
             hasher.update(b"%d %d %b " % (m.seq, m.received_ns, m.subject.encode()))
             hasher.update(m.body)
             events += 1
-        rest = (self.loop.steps, self.loop.time(), sorted(self.faults.items()), self.failure and self.failure.code)
+        rest = (
+            self.loop.steps,
+            self.loop.time(),
+            sorted(self.faults.items()),
+            self.failure and self.failure.code,
+        )
         hasher.update(repr(rest).encode())
         return Verdict(
             seed=self.plan.seed,

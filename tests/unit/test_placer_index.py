@@ -33,7 +33,7 @@ asks = st.fixed_dictionaries(
         "prefer": st.sampled_from([{}, {"disk": "fast"}]),
         "require": st.sampled_from([{}, {}, {"disk": "fast"}]),
         "weights": st.sampled_from(["", "", "qwen"]),
-        "placement": st.sampled_from(["", "pack", "spread", "best-fit"]),
+        "placement": st.sampled_from(["", "pack", "spread", "best-fit", "fgd", "rigbook"]),
         "priority": st.sampled_from([25, 50, 80]),
     }
 )
@@ -188,7 +188,7 @@ def test_a_large_fleet_is_scored_all_at_once_and_equally() -> None:
     for mode in Mode:
         for count in (1, 2, 3):
             for gib in (2, 10, 24, 40):
-                for placement in ("pack", "spread", "best-fit"):
+                for placement in ("pack", "spread", "best-fit", "fgd", "rigbook"):
                     for nodes in (1, 3):
                         ask: dict[str, object] = {
                             "gib": gib, "count": count, "mode": mode, "placement": placement, "nodes": nodes,

@@ -93,5 +93,7 @@ if __name__ == "__main__":
     for path in JOURNALS:
         out = expected_file(path)
         reasons = json.loads(out.read_text())["reasons"] if out.is_file() else []
-        told = {"reasons": [*reasons, sys.argv[1]], "policies": figures(path)}
-        out.write_text(json.dumps(told, indent=2) + "\n")
+        now = figures(path)
+        if not reasons or json.loads(out.read_text())["policies"] != now:
+            told = {"reasons": [*reasons, sys.argv[1]], "policies": now}
+            out.write_text(json.dumps(told, indent=2) + "\n")

@@ -17,7 +17,7 @@ from rigbook.commands.views import moment_option
 from rigbook.exitcodes import Exit
 from rigbook.failures import RigbookFailure, Unusable
 from rigbook.output import json_line, say, show
-from rigbook.past import progress, source_of
+from rigbook.past import moment_ns, progress, source_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,9 +66,7 @@ def audit_log(
         since, until = (part.strip() for part in span.split("..", maxsplit=1))
     start, note = moment_option("--since", since)
     end, _ = moment_option("--until", until)
-    stretch = Range(
-        since_ns=(instant(start) or 0) if start else 0, until_ns=(instant(end) or 0) if end else 2**63 - 1
-    )
+    stretch = Range(since_ns=(instant(start) or 0) if start else 0, until_ns=moment_ns(end) or 2**63 - 1)
 
     async def go() -> tuple[Report, Hours]:
         async with source_of(journal, nats, data) as source:

@@ -13,7 +13,7 @@ from rigbook_replay.history import About, History, Subject, Tenure, tenure_rows
 from rigbook_replay.retrace import Retrace
 from rigbook_replay.timetravel import undisturbed
 from rigbook_schemas.sentences import sentence
-from rigbook_schemas.wire import instant, rfc3339
+from rigbook_schemas.wire import rfc3339
 
 from rigbook import tables
 from rigbook.commands.invoke import run
@@ -23,7 +23,7 @@ from rigbook.failures import NotFound
 from rigbook.moments import ago
 from rigbook.narrative import asked, record_line, short_card
 from rigbook.output import json_line, say, show
-from rigbook.past import past_of, progress, said_plainly, source_of
+from rigbook.past import moment_ns, past_of, progress, said_plainly, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def nodes_then(at: str, journal: Path | None, nats: str | None, data: Path | Non
 def who_then(gpu: str, moment: str, note: str, journal: Path, *, as_json: bool) -> None:
     """`who --journal`: the tenures of a card out of the journal."""
     state, found = _told_of(About.GPU, gpu, journal, None, None)
-    rows = tenure_rows(found, at_ns=instant(moment) if moment else None)
+    rows = tenure_rows(found, at_ns=moment_ns(moment))
     if as_json:
         json_line({"items": rows, "position": state.position, "notice": note})
         return

@@ -17,7 +17,7 @@ from rigbook.commands.options import AsJson, Data, Nats
 from rigbook.commands.views import moment_option
 from rigbook.exitcodes import Exit
 from rigbook.output import json_line, say, show
-from rigbook.past import opened, progress, said_plainly, source_of
+from rigbook.past import moment_ns, opened, progress, said_plainly, source_of
 
 if TYPE_CHECKING:
     from rigbook_bus.protocol import Message
@@ -92,7 +92,7 @@ def journal_export(
                         raise Unanswerable("not_found", f"no demand has the id or name {name!r}")
                     ids.append(known.spec.demand)
             wish = Wish(
-                since_ns=instant(start) if start else None, until_ns=instant(end) if end else None,
+                since_ns=instant(start) if start else None, until_ns=moment_ns(end),
                 cards=tuple(uuids), demands=tuple(ids), heartbeats=heartbeats,
             )  # fmt: skip
             with progress("exporting") as told:

@@ -97,9 +97,7 @@ class Agent:
         self.book = OrderBook(options.node, options.data / "orders.jsonl")
         self.gate = StartGate(clock.monotonic)
         self._docker = equipment.docker
-        self.upkeep = Upkeep(
-            bus, options, self.cards, self.book, clock, equipment.docker, equipment.host
-        )
+        self.upkeep = Upkeep(bus, options, self.cards, self.book, clock, equipment.docker, equipment.host)
         self.watch = Watch(equipment.hierarchy, equipment.kernel_log, equipment.host, clock)
         self.may_start = asyncio.Event()
         self._read_orders = asyncio.Event()
@@ -501,8 +499,10 @@ class Agent:
                 async with asyncio.timeout(INVENTORY_SECONDS_MAX):
                     running.extend(await engine.inventory())
             except EngineError as error:
+                self._telemetry.unknowns.add(1, {"source": kind})
                 return running, f"{kind}: {error}"
             except TimeoutError:
+                self._telemetry.unknowns.add(1, {"source": kind})
                 return running, f"{kind}: no answer within {INVENTORY_SECONDS_MAX:g} s"
         return running, ""
 
@@ -510,6 +510,7 @@ class Agent:
         try:
             cards = self.upkeep.mark(self.attribute(await self.cards.sample(), running), running)
         except GpusError as error:
+            self._telemetry.unknowns.add(1, {"source": "cards"})
             return tuple(CardObservation(uuid=c.uuid, unknown=str(error)[:300]) for c in self.cards.inventory)
         totals: dict[int, int] = {}
         for card in cards:

@@ -18,7 +18,7 @@ import numpy as np
 from rigbook_schemas.values import Mode
 
 from rigbook_placer.feasible import NOBODY, Asker, feasible, need_bytes, plain_model
-from rigbook_placer.rank import NO_TASTE, POLICIES, missed, rank
+from rigbook_placer.rank import NO_TASTE, PACKING, POLICIES, missed, packed, rank
 from rigbook_placer.rules import Totals
 
 if TYPE_CHECKING:
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from rigbook_ledger.state import Card, Node, State
+    from rigbook_schemas.values import Request
 
-    from rigbook_placer.feasible import Ask, Kept, Seen
-    from rigbook_placer.rank import Taste
+    from rigbook_placer.feasible import Ask, Kept, Option, Seen
+    from rigbook_placer.packing.books import Books
+    from rigbook_placer.rank import Scored, Scoring, Taste
 
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
@@ -57,7 +59,7 @@ ROOMIEST_CHANGES: Final = 1024
 # From this many changed nodes on they are scored all at once.
 TOGETHER_MIN: Final = 6
 
-_Score = tuple[int, ...]
+_Score = tuple[float, ...]
 _Field = TypeVar("_Field", np.int64, np.bool_)
 
 
@@ -114,6 +116,7 @@ class Index:
         self._fleet_bytes = 0
         self._present: dict[str, int] = {}
         self._largest: dict[int, dict[Mode, int]] = {}
+        self._books: dict[str, Books] = {}
         self.follow(state.nodes, state.cards, state.bindings)
 
     # -- following --------------------------------------------------------------------------
@@ -164,6 +167,7 @@ class Index:
         different = [u for u in {*kept, *self._kept} if kept.get(u) != self._kept.get(u)]
         self._kept = dict(kept)
         self._everybody = Asker(kept=self._kept)
+        self._books.clear()
         self.look(different)
 
     def _changed(self, numbers: Iterable[int]) -> None:
@@ -172,6 +176,8 @@ class Index:
             cards = [self._state.cards[u] for u in node.cards if u in self._state.cards]
             self._node_free[number] = sum(c.memory_bytes - c.reserved_bytes for c in cards)
             self._changes.append(number)
+            for policy in [p for p, books in self._books.items() if not books.put(node.name)]:
+                del self._books[policy]
         half = CHANGES_MAX // 2
         if len(self._changes) > CHANGES_MAX:
             del self._changes[:half]
@@ -281,6 +287,8 @@ class Index:
 
     def best(self, ask: Ask, taste: Taste, policy: str, asker: Asker, count: int) -> tuple[list[str], int]:
         """The `count` best feasible nodes in joining order of equals, and how many feasible ones there are."""
+        if policy in PACKING:
+            return self._best_packed(ask, taste, policy, asker, count)
         own = self._own_nodes(asker)
         key = msgspec.msgpack.encode((ask, taste, policy))
         if not own and key not in self._shapes and need_bytes(ask.request) > self._at_most(ask.request.mode):
@@ -306,6 +314,54 @@ class Index:
                     found.append((score, number))
             found.sort()
         return [self._names[number] for _, number in found[:count]], feasible_count
+
+    def scoring(self, policy: str) -> Scoring:
+        """The policy on the books that are kept here; for the plain ones, they themselves."""
+        if policy not in PACKING:
+            return POLICIES[policy]
+
+        def scores(
+            state: State,
+            request: Request,
+            options: Sequence[Option],
+            seen: Mapping[str, Seen],
+            kept: Mapping[str, Kept],
+        ) -> list[Scored]:
+            del kept
+            return packed(self._books_of(policy), state, request, options, seen)
+
+        return scores
+
+    def _books_of(self, policy: str) -> Books:
+        from rigbook_placer.packing.books import Books, as_of
+
+        books = self._books.get(policy)
+        if books is None or books.as_of != as_of(self._state.position):
+            books = self._books[policy] = Books(policy, self._state, self._seen, self._kept)
+        return books
+
+    def _best_packed(
+        self, ask: Ask, taste: Taste, policy: str, asker: Asker, count: int
+    ) -> tuple[list[str], int]:
+        """The best by the books, and what `pack` would take where they do not reach."""
+        names, feasible_count = self.best(ask, taste, "pack", asker, 2 * count)
+        if not names:
+            return names, feasible_count
+        shape = self._shapes.get(msgspec.msgpack.encode((ask, taste, "pack")))
+        if shape is None:
+            return names, feasible_count
+        numbers = np.fromiter(shape.scores, np.int64, len(shape.scores))
+        allowed = np.zeros(len(self._names), np.bool_)
+        allowed[numbers] = True
+        wishes = None
+        if taste is not NO_TASTE:
+            wishes = np.zeros(len(self._names), np.int64)
+            wishes[numbers] = [missed(taste, self._state.nodes[self._names[n]]) for n in numbers]
+        best = self._books_of(policy).best(ask.request, allowed, wishes, count)
+        mine = [self._names[row] for _, row in best]
+        # Of equals the one that joined first: the order of the names is the order of the answer.
+        both = sorted({*mine, *names, *self._own_nodes(asker)}, key=lambda name: self._number[name])
+        return both, feasible_count
 
     def able(self, ask: Ask, most: int = ABLE_MAX) -> list[str]:
         """Nodes that could hold it if they were empty, those with the most free memory first."""
@@ -433,7 +489,7 @@ class Index:
         option = next(feasible(self._state, ask, self._seen, asker, among=(name,)), None)
         if option is None:
             return None
-        return rank(self._state, ask.request, (option,), self._seen, POLICIES[policy], taste)[0].score
+        return rank(self._state, ask.request, (option,), self._seen, self.scoring(policy), taste)[0].score
 
     def _scores(self, ask: Ask, taste: Taste, policy: str, among: Ints | None = None) -> dict[int, _Score]:
         """Of all feasible nodes at once; `among`: rows of the nodes to look at."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rigbook_schemas.events import DemandRaised
 
     from rigbook_placer.feasible import Ask, Asker
-    from rigbook_placer.rank import Ranked, Taste
+    from rigbook_placer.rank import Ranked, Scoring, Taste
     from rigbook_placer.rules import Totals
 
 __all__ = [
@@ -43,6 +43,10 @@ class Shortlist(Protocol):
         self, ask: Ask, taste: Taste, policy: str, asker: Asker, count: int
     ) -> tuple[Sequence[str], int]:
         """The `count` best feasible nodes (fewer: that is all), and how many feasible ones there are."""
+        ...
+
+    def scoring(self, policy: str) -> Scoring:
+        """The policy, as far as it can be had more cheaply than from the state alone."""
         ...
 
     @property
@@ -85,7 +89,8 @@ def place(
     if len(options) < request.nodes:
         return None
     others = max(others, len(options)) - request.nodes
-    chosen = rank(state, request, options, seen, POLICIES[name], taste)[: request.nodes]
+    scoring = shortlist.scoring(name) if shortlist is not None else POLICIES[name]
+    chosen = rank(state, request, options, seen, scoring, taste, asker.kept)[: request.nodes]
     cards = [card for ranked in chosen for card in ranked.cards]
     if over_quota(state, spec, cards) is not None or over_cap(state, spec, totals, cards) is not None:
         return None
@@ -199,8 +204,9 @@ def explain(
     if reasons:
         return tuple(reasons)
     taste = taste_of(spec, state.demands.get(spec.demand))
-    options = feasible(state, ask, seen, asker, among=among)
-    chosen = rank(state, spec.resources, options, seen, POLICIES[policy_of(state, spec, policy)], taste)
+    options = list(feasible(state, ask, seen, asker, among=among))
+    scoring = POLICIES[policy_of(state, spec, policy)]
+    chosen = rank(state, spec.resources, options, seen, scoring, taste, asker.kept)
     cards = [card for ranked in chosen[: spec.resources.nodes] for card in ranked.cards]
     rule = over_quota(state, spec, cards) or over_cap(state, spec, totals, cards)
     return (rule,) if rule is not None else ()

@@ -2,7 +2,7 @@
 
 `pack` (the default) fills few servers and leaves whole servers empty: the node with the least free
 memory that still fits, then the card with the least left over. `spread` does the opposite. `best-fit` looks
-at the left over alone. What a demand prefers (labels, a node with its model weights, a node where its start
+at the left over alone. `fgd` and `rigbook` look at the whole mix of demands (`packing`). What a demand prefers (labels, a node with its model weights, a node where its start
 has not failed) outranks each policy's score, and excludes nothing.
 """
 
@@ -17,29 +17,34 @@ from rigbook_schemas.values import Labels, Mode
 from rigbook_placer.feasible import NOTHING_SEEN, Option, free_bytes, need_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rigbook_ledger.state import Demand, Node, State
     from rigbook_schemas.events import DemandRaised
     from rigbook_schemas.values import Request
 
-    from rigbook_placer.feasible import Seen
+    from rigbook_placer.feasible import Kept, Seen
+    from rigbook_placer.packing.books import Books
 
 __all__ = [
-    "NO_TASTE", "POLICIES", "Ranked", "Scored", "Taste", "best_fit", "missed", "pack", "rank", "spread", "taste_of",
+    "NO_TASTE", "PACKING", "POLICIES", "Ranked", "Scored", "Scoring", "Taste", "best_fit", "missed", "pack", "packed", "rank", "spread", "taste_of",
 ]  # fmt: skip
 
 
 class Ranked(msgspec.Struct, frozen=True):
     """A node and the cards on it that the demand would get. Sorts by `score`, lowest first."""
 
-    score: tuple[int, ...]
+    score: tuple[float, ...]
     option: Option
     cards: tuple[Card, ...]
 
 
 # A policy's answer for one node: its score (lowest first) and the cards.
-Scored: TypeAlias = tuple[tuple[int, ...], tuple[Card, ...]]
+Scored: TypeAlias = tuple[tuple[float, ...], tuple[Card, ...]]
+# The one signature: the state, what is asked, the feasible nodes, what is seen and what is kept; a score for each node.
+Scoring: TypeAlias = (
+    "Callable[[State, Request, Sequence[Option], Mapping[str, Seen], Mapping[str, Kept]], list[Scored]]"
+)
 
 
 class Taste(msgspec.Struct, frozen=True):
@@ -76,16 +81,19 @@ def missed(taste: Taste, node: Node) -> int:
 def rank(
     state: State,
     request: Request,
-    options: Iterable[Option],
+    options: Sequence[Option],
     seen: Mapping[str, Seen],
-    policy: Callable[[State, Request, Option, Mapping[str, Seen]], Scored],
+    policy: Scoring,
     taste: Taste = NO_TASTE,
+    kept: Mapping[str, Kept] | None = None,
 ) -> list[Ranked]:
     """All options, best first. Ties go to the node that joined first, so the answer is one."""
-    ranked: list[Ranked] = []
-    for option in options:
-        score, cards = policy(state, request, option, seen)
-        ranked.append(Ranked((missed(taste, option.node), *score), option, cards))
+    ranked = [
+        Ranked((missed(taste, option.node), *score), option, cards)
+        for option, (score, cards) in zip(
+            options, policy(state, request, options, seen, kept or {}), strict=True
+        )
+    ]
     ranked.sort(key=lambda r: r.score)
     return ranked
 
@@ -145,8 +153,54 @@ def spread(state: State, request: Request, option: Option, seen: Mapping[str, Se
     return (-_node_free(state, option),), cards
 
 
-POLICIES: Final[dict[str, Callable[[State, Request, Option, Mapping[str, Seen]], Scored]]] = {
-    "pack": pack,
-    "spread": spread,
-    "best-fit": best_fit,
+def packed(
+    books: Books, state: State, request: Request, options: Sequence[Option], seen: Mapping[str, Seen]
+) -> list[Scored]:
+    """By a policy that looks at the whole mix; where its terms do not reach, by `pack`, after all others."""
+    scored: list[Scored] = []
+    for option, chosen in zip(options, books.score(request, options), strict=True):
+        if chosen is not None:
+            scored.append((chosen.score, tuple(state.cards[uuid] for uuid in chosen.cards)))
+        else:
+            score, cards = pack(state, request, option, seen)
+            scored.append(((1, *score), cards))
+    return scored
+
+
+def _each(policy: Callable[[State, Request, Option, Mapping[str, Seen]], Scored]) -> Scoring:
+    def scores(
+        state: State,
+        request: Request,
+        options: Sequence[Option],
+        seen: Mapping[str, Seen],
+        kept: Mapping[str, Kept],
+    ) -> list[Scored]:
+        del kept
+        return [policy(state, request, option, seen) for option in options]
+
+    return scores
+
+
+def _whole_mix(name: str) -> Scoring:
+    def scores(
+        state: State,
+        request: Request,
+        options: Sequence[Option],
+        seen: Mapping[str, Seen],
+        kept: Mapping[str, Kept],
+    ) -> list[Scored]:
+        from rigbook_placer.packing.books import Books  # numpy is loaded by who asks for this
+
+        return packed(Books(name, state, seen, kept), state, request, options, seen)
+
+    return scores
+
+
+# Policies that need the books of the whole fleet (`packing.books`), made anew for each decision or kept (`index`).
+PACKING: Final = ("fgd", "rigbook")
+POLICIES: Final[dict[str, Scoring]] = {
+    "pack": _each(pack),
+    "spread": _each(spread),
+    "best-fit": _each(best_fit),
+    **{name: _whole_mix(name) for name in PACKING},
 }

@@ -34,14 +34,20 @@ from rigbook_nodeagent.engines.container_config import (
 from rigbook_nodeagent.engines.container_pids import container_pids
 from rigbook_nodeagent.engines.container_story import ContainerStory
 from rigbook_nodeagent.engines.cuda import cuda_warning
-from rigbook_nodeagent.engines.docker_client import DockerClient, DockerRefusal, PullProgress
+from rigbook_nodeagent.engines.docker_client import (
+    SENSELESS,
+    DockerClient,
+    DockerRefusal,
+    PullProgress,
+    senseless,
+)
 from rigbook_nodeagent.engines.docker_notes import DockerNotes
 from rigbook_nodeagent.engines.procfs import boot_ns
 from rigbook_nodeagent.engines.protocol import LABEL_PREFIX, Ended, EngineError, Launch, Running, StartRefused
 from rigbook_nodeagent.strangers import Container
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
     from rigbook_schemas.values import StopScope
@@ -260,12 +266,13 @@ class DockerEngine:
         listed = await self._list()
         found: list[Running] = []
         ids: set[str] = set()
-        for container in listed:
-            identity, state = str(container["Id"]), str(container["State"])
-            ids.add(identity)
-            shown = self._remembered(identity, state) or await self._show(identity)
-            if shown is not None and self._listed(shown):
-                found.append(self._running(shown))
+        with self._making_sense():  # one answer that makes none: what runs is unknown
+            for container in listed:
+                identity, state = str(container["Id"]), str(container["State"])
+                ids.add(identity)
+                shown = self._remembered(identity, state) or await self._show(identity)
+                if shown is not None and self._listed(shown):
+                    found.append(self._running(shown))
         for identity in self._shown.keys() - ids:
             del self._shown[identity]
         return found
@@ -274,14 +281,17 @@ class DockerEngine:
         """Every running container of the machine by id, also those of others: only to be named. Raises EngineError."""
         listed = await self._client.demand(self._client.api.containers.list(all=False), "list containers")
         found: dict[str, Container] = {}
-        for container in listed:
-            names, labels = container["Names"] or [""], container["Labels"] or {}
-            found[str(container["Id"])] = Container(str(names[0]).lstrip("/"), labels)
+        with self._making_sense():
+            for container in listed:
+                names, labels = container["Names"] or [""], container["Labels"] or {}
+                texts = {str(key): str(value) for key, value in labels.items()}
+                found[str(container["Id"])] = Container(str(names[0]).lstrip("/"), texts)
         return found
 
     async def inspect(self, epoch: int, component: str) -> Running | None:
         shown = await self._show(f"rigbook-{self._cluster}-{self._node}-{epoch}-{component}")
-        return self._running(shown) if shown is not None and self._listed(shown) else None
+        with self._making_sense():
+            return self._running(shown) if shown is not None and self._listed(shown) else None
 
     async def remove(self, running: Running) -> None:
         shown = await self._show(running.ref)
@@ -371,7 +381,8 @@ class DockerEngine:
     async def _show(self, identity: str) -> dict[str, Any] | None:
         shown = await self._client.show(identity)
         if shown is not None:
-            self._shown[str(shown["Id"])] = (str(shown["State"]["Status"]), time.monotonic(), shown)
+            with self._making_sense():
+                self._shown[str(shown["Id"])] = (str(shown["State"]["Status"]), time.monotonic(), shown)
         return shown
 
     def _remembered(self, identity: str, state: str) -> dict[str, Any] | None:
@@ -398,6 +409,15 @@ class DockerEngine:
             killed_by_others="" if running.running else self._story.killed_by_others(identity, running.ended),
         )
 
+    @contextlib.contextmanager
+    def _making_sense(self) -> Generator[None]:
+        """Whatever Docker answers, the agent lives: an answer that cannot be read is no answer."""
+        try:
+            yield
+        except SENSELESS as error:
+            self._shown.clear()  # nothing of it is remembered
+            raise senseless(error) from error
+
     def _name(self, running: Running) -> str:
         return f"rigbook-{self._cluster}-{self._node}-{running.epoch}-{running.component}"
 
@@ -412,8 +432,11 @@ class DockerEngine:
             try:
                 while (event := await subscriber.get()) is not None:
                     backoff = EVENTS_BACKOFF_SECONDS
-                    self._story.heard(event)
-                    self._take(event)
+                    try:
+                        self._story.heard(event)
+                        self._take(event)
+                    except SENSELESS as error:  # a hint; the inventory is the truth
+                        _log.warning("docker_event_makes_no_sense", why=f"{type(error).__name__}: {error}")
                 await stream
             except (aiodocker.DockerError, aiohttp.ClientError, OSError, ValueError) as error:
                 _log.warning("docker_events_away", why=str(error), again_seconds=backoff)

@@ -17,7 +17,10 @@ from rigbook_nodeagent.engines.protocol import EngineError, StartRefused
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-__all__ = ["DockerClient", "DockerRefusal", "PullProgress"]
+__all__ = ["SENSELESS", "DockerClient", "DockerRefusal", "PullProgress", "senseless"]
+
+# What reading an answer of another shape than expected raises.
+SENSELESS: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 ANSWER_SECONDS: Final = 30.0  # creating a container on a busy disk takes several
 CONNECT_SECONDS: Final = 5.0
@@ -109,8 +112,10 @@ class DockerClient:
             raise told(error) from error
         except TimeoutError as error:
             raise EngineError(f"Docker Engine did not answer within {seconds:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise EngineError(f"Docker Engine does not answer: {error}") from error
+        except SENSELESS as error:
+            raise senseless(error) from error
 
     async def demand(self, question: Awaitable[Any], what: str) -> Any:
         """The answer to what Docker has no reason to refuse. Raises EngineError only."""
@@ -218,6 +223,12 @@ class DockerClient:
             raise told(error) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineError(f"pull of {image} broke off: {error}") from error
+
+
+def senseless(error: Exception) -> EngineError:
+    return EngineError(
+        f"the Docker Engine gave an answer that makes no sense: {type(error).__name__}: {error}"
+    )
 
 
 def told(error: aiodocker.DockerError) -> DockerRefusal | EngineError:

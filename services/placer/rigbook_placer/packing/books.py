@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
     from rigbook_placer.feasible import Kept, Option, Seen
 
-__all__ = ["PACKING", "Books", "books_of"]
+__all__ = ["Books", "Chosen", "as_of", "mix_of"]
 
-PACKING: Final = ("fgd", "rigbook")
 # Demands that the typical mix is taken from: the last ones.
 MIX_DEMANDS_MAX: Final = 2_000
 # A card with less than this in foreign hands counts as whole: it can still be given exclusively.
@@ -49,7 +48,7 @@ class _Asked(NamedTuple):
     """One typical request, with the part of all demands that it is."""
 
     need_bytes: int
-    count: int
+    cards: int
     exclusive: bool
     model: str
     weight: float
@@ -103,7 +102,7 @@ def _milli(need: int, memory_bytes: int) -> int:
 def _policy(
     name: str, mix: tuple[_Asked, ...], kinds: tuple[_Kind, ...], cards_max: int, fleet: Fleet
 ) -> Policy:
-    key = (name, mix, kinds, cards_max)
+    key = (name, mix, kinds, fleet.models, cards_max)
     known = _tables.get(key)
     if known is None:
         known = _tables[key] = _made(name, mix, kinds, cards_max, fleet)
@@ -120,13 +119,13 @@ def _made(
     for asked in mix:
         fit = [k for k in kinds if model_fits(asked.model, k.model) and asked.need_bytes <= k.memory_bytes]
         millis = [CARD_MILLI if asked.exclusive else _milli(asked.need_bytes, k.memory_bytes) for k in fit]
-        if not fit or asked.count > cards_max:
+        if not fit or asked.cards > cards_max:
             continue
         by_kind += [
-            (Shape(0, 0, asked.count, m, (k.name,)), asked.weight) for m, k in zip(millis, fit, strict=True)
+            (Shape(0, 0, asked.cards, m, (k.name,)), asked.weight) for m, k in zip(millis, fit, strict=True)
         ]
         mean = round(sum(millis) / len(millis))
-        classes.append((Shape(0, 0, asked.count, mean, tuple(k.name for k in fit)), asked.weight))
+        classes.append((Shape(0, 0, asked.cards, mean, tuple(k.name for k in fit)), asked.weight))
     if not by_kind:
         classes = by_kind = [(Shape(0, 0, 1, CARD_MILLI), 1.0)]
     typical = TypicalMix(*map(tuple, zip(*by_kind, strict=True)))
@@ -147,10 +146,12 @@ class Books:
 
     def __init__(self, policy: str, state: State, seen: Mapping[str, Seen], kept: Mapping[str, Kept]) -> None:
         self._state = state
+        self.as_of = as_of(state.position)
         self._seen = seen
         self._kept = kept
         self.row: dict[str, int] = {}
         self.names: list[str] = []
+        self._mixed: set[str] = set()  # nodes with cards of several kinds: the plain policies see to them
         self._cards: list[tuple[str, ...]] = []
         nodes: list[Node] = []
         kinds: dict[str, _Kind] = {}
@@ -162,6 +163,8 @@ class Books:
                 model = plain_model(first.model)
                 kind = _Kind(f"{model}/{first.memory_bytes}", model, max(1, first.memory_bytes))
                 kinds[kind.name] = kind
+            if any(not _alike(first, state.cards[u]) for u in cards):
+                self._mixed.add(node.name)
             self.row[node.name] = len(nodes)
             self.names.append(node.name)
             self._cards.append(cards)
@@ -170,10 +173,9 @@ class Books:
         self.empty = not any(node.cards for node in nodes)
         if self.empty:
             return
-        # One that serves memory-slices and one that serves time-slices: a card that is shared in one way has
-        # nothing left for the other.
-        self._fleets = {mode: fleet_of(nodes) for mode in (Mode.MEMORY_SLICE, Mode.TIME_SLICE)}
-        any_fleet = self._fleets[Mode.MEMORY_SLICE]
+        # As each mode sees it: a card that is shared in one way has nothing left for another.
+        self._fleets = {mode: fleet_of(nodes) for mode in Mode}
+        any_fleet = self._fleets[Mode.EXCLUSIVE]
         made = _policy(policy, mix_of(state), self.kinds, any_fleet.cards_max, any_fleet)
         self._scores = {mode: Scores(fleet, made) for mode, fleet in self._fleets.items()}
         for name in self.names:
@@ -188,7 +190,12 @@ class Books:
             return False
         if self.empty:
             return True
-        closed = not node.driver_ok or bool(node.unreachable_ns) or node.cordoned is not None
+        closed = (
+            name in self._mixed
+            or not node.driver_ok
+            or bool(node.unreachable_ns)
+            or node.cordoned is not None
+        )
         for mode, fleet in self._fleets.items():
             fleet.put(row, [0 if closed else self._left(self._state.cards[u], mode) for u in cards])
         return True
@@ -200,11 +207,15 @@ class Books:
             or card.uuid in self._kept or seen.unknown or not card.memory_bytes
         ):  # fmt: skip
             return 0
+        if card.mode is not None and card.mode is not mode:
+            return 0
         if not card.holders:
             if seen.foreign_bytes <= card.memory_bytes * FOREIGN_PART_MAX:
                 return CARD_MILLI
-        elif self._state.bindings[card.holders[0]].mode is not mode:
-            return 0
+        else:
+            served = self._state.bindings[card.holders[0]].mode
+            if served is Mode.EXCLUSIVE or (mode is not Mode.EXCLUSIVE and served is not mode):
+                return 0
         free = card.memory_bytes - card.reserved_bytes - seen.foreign_bytes
         return max(0, min(CARD_MILLI - 1, CARD_MILLI * free // card.memory_bytes))
 
@@ -222,7 +233,7 @@ class Books:
                 row = self.row.get(option.node.name)
                 if row is None or total[best[row], row] == -np.inf:
                     continue
-                columns = self._scores[_view(request.mode)].cards(shape, row, int(card[best[row], row]))
+                columns = self._scores[request.mode].cards(shape, row, int(card[best[row], row]))
                 cards = tuple(self._cards[row][c] for c in columns)
                 allowed = {c.uuid for c in option.cards}
                 if all(c in allowed for c in cards):
@@ -269,23 +280,21 @@ class Books:
         ]
 
     def _totals(self, request: Request, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        if shape.cards > self._fleets[Mode.MEMORY_SLICE].cards_max:
+        if shape.cards > self._fleets[request.mode].cards_max:
             nothing = np.full((1, len(self.names)), -np.inf)
             return nothing, np.zeros((1, len(self.names)), np.int64)
-        total, card = self._scores[_view(request.mode)].totals(shape)
+        total, card = self._scores[request.mode].totals(shape)
         return np.round(total, DIGITS), card
 
 
-def _view(mode: Mode) -> Mode:
-    return Mode.TIME_SLICE if mode is Mode.TIME_SLICE else Mode.MEMORY_SLICE
+def _alike(one: Card | None, other: Card) -> bool:
+    return one is not None and (plain_model(one.model), one.memory_bytes) == (
+        plain_model(other.model),
+        other.memory_bytes,
+    )
 
 
 def _score(request: Request, kind: _Kind, total: float) -> tuple[float, ...]:
     """Lowest first. Of cards that fit a whole-card demand, the smallest, as everywhere."""
     wasted = kind.memory_bytes * request.count if request.mode is Mode.EXCLUSIVE else 0
     return (0, wasted, round(-total, DIGITS))
-
-
-def books_of(policy: str, state: State, seen: Mapping[str, Seen], kept: Mapping[str, Kept]) -> Books:
-    """For one decision. Who decides often keeps them, and `put`s what changed (see `index`)."""
-    return Books(policy, state, seen, kept)
