@@ -121,6 +121,8 @@ class BindingRow(Value):
     attempt: int = 1  # the start that runs, or is to be the next
     started: tuple[str, ...] = ()  # nodes
     released: tuple[str, ...] = ()  # nodes that hold nothing of it any more
+    event_id: str = ""  # of `bound`: what follows from it names it as its cause
+    traceparent: str = ""  # of the demand: the trace goes on
 
 
 class CardRow(Value):

@@ -123,13 +123,13 @@ async def test_a_power_cut_loses_nothing_that_was_acknowledged(disk: Disk, run: 
     assert sorted(found) == list(range(1, len(found) + 1))
 
 
-async def test_the_power_cut_would_show_a_server_that_does_not_sync(disk: Disk) -> None:
+async def test_the_power_cut_would_show_a_server_that_does_not_sync(tmp_path: Path, disk: Disk) -> None:
     """The control: the same cut, with the server's default of two minutes between syncs."""
-    folder = disk.path / "nats"
+    folder = tmp_path / "nats"
     folder.mkdir()
     config = folder / "nats.conf"
     config.write_text(
-        f'host: 127.0.0.1\nport: -1\nports_file_dir: "{folder}"\njetstream {{ store_dir: "{folder}/js" }}\n'
+        f'host: 127.0.0.1\nport: -1\nports_file_dir: "{folder}"\njetstream {{ store_dir: "{disk.path}/js" }}\n'
     )
 
     def start() -> subprocess.Popen[bytes]:

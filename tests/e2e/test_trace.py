@@ -45,6 +45,7 @@ async def test_one_demand_is_one_trace(tmp_path: Path) -> None:
 
     bus = await MemoryBus.connect(server, name="client")
     await ensure_streams(bus)
+    ready = asyncio.Event()
     tasks = [
         asyncio.create_task(
             ledger_service.serve(
@@ -64,10 +65,11 @@ async def test_one_demand_is_one_trace(tmp_path: Path) -> None:
             agent_service.serve(
                 await MemoryBus.connect(server, name="agent"),
                 agent_service.Options(node="a", data=tmp_path / "a", gpus="sim:1xRTX4090"), clock=clock, new_id=random_id,
-                telemetry=Telemetry("nodeagent", tracers=tracers, meters=meters),
+                telemetry=Telemetry("nodeagent", tracers=tracers, meters=meters), ready=ready,
             )
         ),
     ]  # fmt: skip
+    await asyncio.wait_for(ready.wait(), 20)  # before that, a new order book takes its orders from the ledger
     follower = Follower(bus)
     await follower.open()
     demand = e.DemandRaised(

@@ -181,6 +181,8 @@ def binding_rows(
                 attempt=holder.attempt + (1 if holder.verdict is not None and not binding.started else 0),
                 started=binding.started,
                 released=binding.released,
+                event_id=binding.event_id,
+                traceparent=holder.traceparent,
             ),
         )
 

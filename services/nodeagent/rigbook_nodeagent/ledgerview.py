@@ -9,6 +9,7 @@ from rigbook_bus.protocol import BusError
 from rigbook_schemas import subjects
 from rigbook_schemas.queries import Answer, BindingRow, Question
 from rigbook_schemas.values import EvictionReason, Owner
+from rigbook_schemas.wire import instant
 
 from rigbook_nodeagent.orders import Order, Stop
 
@@ -73,7 +74,9 @@ def _order(row: BindingRow, node: str) -> Order | None:
         epoch=row.epoch,
         demand=row.demand,
         project=row.project,
-        event_id="",
+        event_id=row.event_id,
+        traceparent=row.traceparent,
+        bound_ns=instant(row.bound) or 0,
         share=share,
         owner=Owner(name=row.owner) if row.owner else None,
         restart=row.restart,
