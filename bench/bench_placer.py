@@ -190,7 +190,7 @@ def queue(cards: int, waiting: int, *, shapes: int) -> dict[str, float]:
             {},
             now_ns=now,
             totals=cell.index.totals,
-            among=cell.index.able(ask_of(spec), 64),
+            among=cell.index.able(ask_of(spec), 24),
         )
 
     began = time.perf_counter()

@@ -30,8 +30,8 @@ def advice(spec: DemandRaised) -> list[str]:
         if component.image or spec.preemptible or component.checkpoint is not None:
             said.append(
                 f"component {component.name}: its first process is a shell, which keeps the stop signal to itself, so the "
-                f"program cannot save or end by itself. Write the command as a list without a shell, or begin it with "
-                f"exec: sh -c 'exec {_first(script)} ...'"
+                f"program cannot save or end by itself. Write the command as a list without a shell, or let the "
+                "shell become the program: sh -c '...; exec PROGRAM'"
             )
         said += _beyond(component)
     return said
@@ -63,9 +63,3 @@ def _script(command: Sequence[str]) -> str | None:
         if not word.startswith("-"):
             return None
     return None
-
-
-def _first(script: str) -> str:
-    """The first word that looks like a program."""
-    words = re.split(r"[;&|\n]+", script)[-1].split()
-    return " ".join(words[:2])[:40] if words else "PROGRAM"

@@ -122,9 +122,7 @@ def filled(component: Component, fill: Fill) -> Component:
         component,
         command=tuple(put(word) for word in component.command),
         env={name: put(value) for name, value in component.env.items()},
-        mounts=tuple(
-            msgspec.structs.replace(mount, source=put(mount.source)) for mount in component.mounts
-        ),
+        mounts=tuple(msgspec.structs.replace(mount, source=put(mount.source)) for mount in component.mounts),
     )
 
 

@@ -433,7 +433,9 @@ def test_a_storm_of_xids_holds_nobody_up(world, gpus):
 
 
 @pytest.mark.parametrize("code", [2, 3, 13, 999])
-@pytest.mark.parametrize("function", ["EventSetCreate", "GetSupportedEventTypes", "RegisterEvents", "EventSetWait"])
+@pytest.mark.parametrize(
+    "function", ["EventSetCreate", "GetSupportedEventTypes", "RegisterEvents", "EventSetWait"]
+)
 def test_events_that_cannot_be_had_cost_nothing_else(world, gpus, function, code):
     world.is_(card(0, A), f"error {function} * {code}", "xid 0 79")
     gpus.open()

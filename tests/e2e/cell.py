@@ -15,7 +15,7 @@ from rigbook_bus.embedded import EmbeddedServer
 from rigbook_bus.jetstream import JetStreamBus
 from rigbook_bus.protocol import BusError
 from rigbook_bus.runner import random_id
-from rigbook_ledger.follower import Follower, LogAbsent
+from rigbook_ledger.follower import Follower, LogAbsent, LogDiscontinued
 from rigbook_schemas import subjects
 from rigbook_schemas.events import DemandRaised, Payload
 from rigbook_schemas.queries import Answer, Question
@@ -70,6 +70,7 @@ class ProcessCell:
         self._placers = placers
         self._log_level = log_level
         self.kills = 0
+        self.doubts = 0  # how often the log did not seem to continue
 
     def _command(self, part: str) -> list[str]:
         rigbook = [sys.executable, "-m", "rigbook"]
@@ -88,6 +89,7 @@ class ProcessCell:
             self.url(part),
             "--instance",
             part,
+            *(["--replicas", str(self._replicas)] if part.startswith("ledger") else []),
             *common,
         ]
 
@@ -130,7 +132,10 @@ class ProcessCell:
         try:
             async with asyncio.timeout(seconds):
                 while not what():
-                    await self.follower.batch(wait_seconds=0.2)
+                    try:
+                        await self.follower.batch(wait_seconds=0.2)
+                    except LogDiscontinued as error:
+                        await self._look_again(str(error))
         except TimeoutError:
             phases: dict[str, int] = {}
             for demand in self.state.demands.values():
@@ -139,6 +144,22 @@ class ProcessCell:
             raise AssertionError(
                 f"it did not come: {phases}, findings {self.state.findings[-5:]}, logs {logs}"
             ) from None
+
+    async def _look_again(self, why: str) -> None:
+        """As a service does in safe mode: until the log continues what was read of it, and not otherwise. A member of a
+        cluster that was cut off may answer for a moment with the log as it knew it.
+        """
+        self.doubts += 1
+        print(f"the log was doubted: {why}")
+        known = self.follower.known
+        await self.follower.close()
+        while True:
+            self.follower = Follower(self.bus, known=known)
+            try:
+                await self.follower.open()
+                return
+            except (LogDiscontinued, BusError):
+                await asyncio.sleep(0.2)
 
     async def append(self, subject: str, data: Payload, *, now_ns: int, traceparent: str = "") -> int:
         """Until stored: a client, too, tells a fact until it is acknowledged."""

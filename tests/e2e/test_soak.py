@@ -1,7 +1,7 @@
 """Parts of a real cell killed at random for a while, the bus included. Goal: the invariants hold at every position, no
 demand is lost, each is released once, and the live ledger agrees with a fresh replay.
 
-RIGBOOK_SOAK_SECONDS says for how long (default 15; with RIGBOOK_CI=1 it is 180).
+RIGBOOK_SOAK_SECONDS says for how long (default 10; with RIGBOOK_CI=1 it is 180).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
-SECONDS = float(os.environ.get("RIGBOOK_SOAK_SECONDS") or (180 if os.environ.get("RIGBOOK_CI") else 15))
+SECONDS = float(os.environ.get("RIGBOOK_SOAK_SECONDS") or (180 if os.environ.get("RIGBOOK_CI") else 10))
 SEED = int(os.environ.get("RIGBOOK_SOAK_SEED") or time.time_ns() % 1_000_000)
 LIVE_MAX = 40
 

@@ -291,7 +291,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a stop of everything stops only each component's own group",
         "rigbook_nodeagent.workload",
         (
-            "            scope = stop.scope if stop is not None else StopScope.COMPONENTS",
+            "            scope = stop.scope if stop is not None else StopScope.EVERYTHING",
             "            scope = StopScope.COMPONENTS",
         ),
     ),

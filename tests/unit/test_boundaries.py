@@ -27,7 +27,7 @@ from rigbook_nodeagent.boundaries import (
 from rigbook_nodeagent.circumstances import CardTrouble, Circumstances, MemoryKill
 from rigbook_nodeagent.engines.protocol import Running
 from rigbook_nodeagent.kernel_log import NO_LOG, KernelLog, record_of
-from rigbook_nodeagent.last_words import allocation_failure
+from rigbook_nodeagent.last_words import memory_refusal
 from rigbook_nodeagent.readings import POINTS_MAX, Readings, thinned
 from rigbook_nodeagent.verdict import verdict
 from rigbook_schemas.values import Allotment, CardObservation, Engine, Mode, ProcessObservation, VerdictClass
@@ -253,7 +253,7 @@ def test_the_kernels_log_may_hold_anything(raw: bytes) -> None:
 
 @given(st.binary(max_size=400))
 def test_the_output_of_a_program_may_hold_anything(raw: bytes) -> None:
-    assert allocation_failure("main", raw) is None or b"emory" in raw or b"ALLOC" in raw
+    assert memory_refusal("main", raw) is None or b"emory" in raw or b"ALLOC" in raw
 
 
 # -- the kernel's log and a program's last words --------------------------------------------------------
@@ -296,14 +296,14 @@ def test_a_log_that_may_not_be_read_is_said_so(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_words_of_the_frameworks(line: str, wanted: int | None, *, measured: bool) -> None:
-    failure = allocation_failure("main", f"token=secret\n{line}\nTraceback\n".encode())
+    failure = memory_refusal("main", f"token=secret\n{line}\nTraceback\n".encode())
     assert failure is not None
     assert (failure.wanted_bytes, failure.measured) == (wanted, measured)
     assert "secret" not in failure.text
 
 
 def test_only_the_matched_words_leave_the_output() -> None:
-    failure = allocation_failure(
+    failure = memory_refusal(
         "main", b"key=sk-123 CUDA out of memory. Tried to allocate 1.50 GiB for user bob"
     )
     assert failure is not None

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from rigbook_nodeagent.circumstances import (
-    AllocationFailure,
     CardTrouble,
     CardUse,
     Circumstances,
     HostMemory,
     LevelChange,
     MemoryKill,
+    MemoryRefusal,
     ProbeFailure,
 )
 from rigbook_nodeagent.engines.protocol import Running
@@ -58,7 +58,7 @@ def use(**more: Any) -> CardUse:
     return CardUse(**values)
 
 
-OOM_TEXT = AllocationFailure(
+OOM_TEXT = MemoryRefusal(
     component="main", text="CUDA out of memory. Tried to allocate 2.00 GiB", wanted_bytes=2 * GIB
 )
 
@@ -179,22 +179,20 @@ def test_oom_global_by_counters() -> None:
 
 def test_gpu_alloc_race() -> None:
     """Case 13: two engines measured the card at the same time."""
-    measured = AllocationFailure(
-        component="main", text="No available memory for the cache blocks", measured=True
-    )
-    told = say(ended(exit_code=1), allocation=measured, cards=(use(starts_beside=("other",)),))
+    measured = MemoryRefusal(component="main", text="No available memory for the cache blocks", measured=True)
+    told = say(ended(exit_code=1), refusal=measured, cards=(use(starts_beside=("other",)),))
     assert (told.verdict, told.confidence) == (V.GPU_ALLOC_RACE, "high")
     assert "other was starting" in told.sentence
 
 
 def test_gpu_alloc_reserve() -> None:
-    told = say(ended(exit_code=1), allocation=OOM_TEXT, cards=(use(own_bytes=9 * GIB),))
+    told = say(ended(exit_code=1), refusal=OOM_TEXT, cards=(use(own_bytes=9 * GIB),))
     assert told.verdict is V.GPU_ALLOC_RESERVE
     assert "more than its allotment of 10.0 GiB" in told.sentence
 
 
 def test_gpu_alloc_real() -> None:
-    told = say(ended(exit_code=1), allocation=OOM_TEXT, cards=(use(others_bytes=20 * GIB),))
+    told = say(ended(exit_code=1), refusal=OOM_TEXT, cards=(use(others_bytes=20 * GIB),))
     assert told.verdict is V.GPU_ALLOC_REAL
     assert "others held 20.0 GiB of 24.0 GiB" in told.sentence
 
@@ -303,16 +301,16 @@ def test_an_end_before_the_order_is_told_as_what_it_was() -> None:
         ({"rebooted": True}, V.NODE_REBOOT),
         ({"vanished": ("main",)}, V.EXTERNAL_REMOVAL),
         ({"kills": (MemoryKill(at=1, everywhere=True),)}, V.OOM_GLOBAL),
-        ({"allocation": OOM_TEXT}, V.GPU_ALLOC_RESERVE),
+        ({"refusal": OOM_TEXT}, V.GPU_ALLOC_RESERVE),
     ],
 )  # fmt: skip
 def test_each_rule_gives_way_to_those_above_it(weaker: dict[str, Any], expected: V) -> None:
     """Add the rules from the strongest on: the first one stays the verdict."""
-    order = ["stop_reason", "troubles", "probe", "rebooted", "vanished", "kills", "allocation"]
+    order = ["stop_reason", "troubles", "probe", "rebooted", "vanished", "kills", "refusal"]
     everything: dict[str, Any] = {
         "stop_reason": EvictionReason.WITHDRAWN, "troubles": (CardTrouble(at=1, card=CARD, code="xid 79"),),
         "probe": probe(), "rebooted": True, "vanished": ("main",), "kills": (MemoryKill(at=1, everywhere=True),),
-        "allocation": OOM_TEXT,
+        "refusal": OOM_TEXT,
     }  # fmt: skip
     (name,) = weaker
     from_here = {key: everything[key] for key in order[order.index(name) :]}

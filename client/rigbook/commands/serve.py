@@ -25,6 +25,16 @@ Credentials = Annotated[
     str,
     typer.Option("--credentials", metavar="FILE", envvar="RIGBOOK_CREDENTIALS", help="A NATS .creds file."),
 ]
+Replicas = Annotated[
+    int,
+    typer.Option(
+        "--replicas",
+        envvar="RIGBOOK_REPLICAS",
+        min=1,
+        max=5,
+        help="Of the streams, for the ledger, which makes them: 3 on a cluster.",
+    ),
+]
 ReadyFd = Annotated[int, typer.Option("--ready-fd", hidden=True)]
 Lifeline = Annotated[bool, typer.Option("--lifeline", hidden=True)]
 LogForm = Annotated[str, typer.Option("--log-form", help="json, console, or auto.")]
@@ -51,12 +61,17 @@ def _command(name: str) -> Callable[..., None]:
         data: DataDir = None,
         instance: Instance = "",
         credentials: Credentials = "",
+        replicas: Replicas = 1,
         log_form: LogForm = "auto",
         log_level: LogLevel = "info",
         ready_fd: ReadyFd = -1,
         lifeline: Lifeline = False,
     ) -> None:
-        options = {"data": data or default_data() / name, "instance": instance or f"{name}-1"}
+        options = {
+            "data": data or default_data() / name,
+            "instance": instance or f"{name}-1",
+            "replicas": replicas,
+        }
         start = Start(
             service=name, url=find_url(nats, None), options=options, credentials=credentials,
             ready_fd=ready_fd, lifeline=lifeline, log_form=log_form, log_level=log_level,

@@ -26,6 +26,7 @@ __all__ = ["observed_of", "register", "story_of"]
 
 # A demand that was restarted a hundred times is told by its last ends; `events` has them all.
 ENDS_SHOWN_MAX = 3
+SOURCE_SHOWN_MAX = 60
 
 
 def register(app: typer.Typer) -> None:
@@ -189,10 +190,10 @@ def _print_ends(events: list[EventRow]) -> None:
             continue
         again = f", attempt {exited.attempt}" if exited.attempt > 1 else ""
         say(f"\nEVIDENCE of {exited.verdict} ({exited.confidence}) on {exited.node}{again}", "bold")
-        table = tables.plain("TIME", "WHAT", "VALUE", "SOURCE")
         for when, what, value, source in timeline(exited, event.time):
-            table.add_row(tables.clock(when), tables.cell(what), tables.cell(value), tables.cell(source))
-        show(table)
+            say(
+                f"  {tables.clock(when)}  {what}: {value}{f'  [{source[:SOURCE_SHOWN_MAX]}]' if source else ''}"
+            )
         for line in boundary_lines(exited.boundaries):
             say(f"  {printable(line)}")
 

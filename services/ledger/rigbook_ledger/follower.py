@@ -223,6 +223,7 @@ class Follower:
         if self._snapshots and self._created_ns is not None:
             self._snapshots.save(self._created_ns, self.state)
             self._saved_at = self.state.position
+            self.remember()
 
     async def close(self) -> None:
         if self._tail is not None:

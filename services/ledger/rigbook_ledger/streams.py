@@ -39,7 +39,7 @@ def heartbeat_stream(*, replicas: int = 1) -> StreamSpec:
         max_per_subject=HEARTBEATS_PER_NODE,
         replicas=replicas,
         append_only=False,
-        synced=False,
+        synced=replicas > 1,  # a replicated stream cannot be asynchronous (NATS 10052); a cluster syncs in batches
     )
 
 

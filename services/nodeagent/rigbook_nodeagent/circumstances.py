@@ -8,13 +8,13 @@ from rigbook_schemas.values import EvictionReason, Evidence
 from rigbook_nodeagent.engines.protocol import Running
 
 __all__ = [
-    "AllocationFailure",
     "CardTrouble",
     "CardUse",
     "Circumstances",
     "HostMemory",
     "LevelChange",
     "MemoryKill",
+    "MemoryRefusal",
     "ProbeFailure",
 ]
 
@@ -87,7 +87,7 @@ class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
     latency_seconds: float | None = None  # of the last answer
 
 
-class AllocationFailure(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """Words in a component's output that say: no memory on the card."""
 
     component: str
@@ -124,6 +124,6 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     troubles: tuple[CardTrouble, ...] = ()  # on our cards
     vanished: tuple[str, ...] = ()  # components that ran and are not to be found any more
     watched: bool = True  # an agent was there when it ended
-    allocation: AllocationFailure | None = None
+    refusal: MemoryRefusal | None = None
     cards: tuple[CardUse, ...] = ()
     story: tuple[Evidence, ...] = ()  # what was noted while it ran, oldest first

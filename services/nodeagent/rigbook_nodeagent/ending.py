@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from rigbook_nodeagent.circumstances import Circumstances
 from rigbook_nodeagent.engines.protocol import EngineError
-from rigbook_nodeagent.last_words import LINES_MAX, allocation_failure
+from rigbook_nodeagent.last_words import LINES_MAX, memory_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rigbook_schemas.values import Engine
 
-    from rigbook_nodeagent.circumstances import AllocationFailure, ProbeFailure
+    from rigbook_nodeagent.circumstances import MemoryRefusal, ProbeFailure
     from rigbook_nodeagent.engines.protocol import Engines, Running
     from rigbook_nodeagent.orders import Order
     from rigbook_nodeagent.readings import Readings
@@ -62,13 +62,13 @@ async def circumstances_of(
         troubles=watch.troubles_of(order.epoch, cards),
         vanished=tuple(name for name in expected if name not in found) if refused is None else (),
         watched=bool(seen),
-        allocation=await _last_words(bad, engines) if by_itself else None,
+        refusal=await _last_words(bad, engines) if by_itself else None,
         cards=readings.uses(dict(watch.starts_beside(order.epoch, cards))),
         story=readings.story,
     )
 
 
-async def _last_words(bad: Sequence[Running], engines: Mapping[Engine, Engines]) -> AllocationFailure | None:
+async def _last_words(bad: Sequence[Running], engines: Mapping[Engine, Engines]) -> MemoryRefusal | None:
     """What those that ended badly said last about memory of a card."""
     for component in bad:
         try:
@@ -81,7 +81,7 @@ async def _last_words(bad: Sequence[Running], engines: Mapping[Engine, Engines])
                 ]
         except (EngineError, TimeoutError):
             continue  # without its words, the other evidence has to do
-        failure = allocation_failure(component.component, b"".join(lines))
+        failure = memory_refusal(component.component, b"".join(lines))
         if failure is not None:
             return failure
     return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from rigbook_nodeagent.circumstances import CardTrouble, MemoryKill
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["NO_LOG", "KernelLog", "record_of"]
 
@@ -52,11 +52,18 @@ def record_of(raw: bytes) -> MemoryKill | CardTrouble | None:
             victim_level=pairs.get("task_memcg", ""),
             program=pairs.get("task", "")[:64],
             pid=int(pid) if pid.isdigit() and len(pid) < 11 else 0,
-            text=text[:300],
+            text=_kill_text(found[1], pairs)[:300],
         )
     if found := _XID.search(text):
         return CardTrouble(at=at, card=found[1], code=f"xid {int(found[2])}", text=text[:300])
     return None
+
+
+def _kill_text(constraint: str, pairs: Mapping[str, str]) -> str:
+    """The kernel's line without what nobody needs."""
+    where = pairs.get("oom_memcg")
+    limit = f"at the limit of {where}" if where else "for the whole machine"
+    return f"oom-kill ({constraint}) {limit}: {pairs.get('task', '?')}, pid {pairs.get('pid', '?')}, of {pairs.get('task_memcg', '?')}"
 
 
 class KernelLog:

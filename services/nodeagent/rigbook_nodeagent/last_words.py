@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from rigbook_nodeagent.circumstances import AllocationFailure
+from rigbook_nodeagent.circumstances import MemoryRefusal
 
-__all__ = ["LINES_MAX", "allocation_failure"]
+__all__ = ["LINES_MAX", "memory_refusal"]
 
 LINES_MAX: Final = 400
 TEXT_BYTES_MAX: Final = 256 * 1024
@@ -40,14 +40,14 @@ _FAILURES: Final[tuple[tuple[re.Pattern[str], bool], ...]] = (
 _UNITS: Final = {"b": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
-def allocation_failure(component: str, output: bytes) -> AllocationFailure | None:
+def memory_refusal(component: str, output: bytes) -> MemoryRefusal | None:
     """The last allocation failure in the output; None when it tells of none."""
     lines = output[-TEXT_BYTES_MAX:].decode("utf-8", "replace").splitlines()[-LINES_MAX:]
     for line in reversed(lines):
         for pattern, measured in _FAILURES:
             found = pattern.search(line)
             if found is not None:
-                return AllocationFailure(
+                return MemoryRefusal(
                     component=component,
                     text=found[0][:TEXT_LENGTH_MAX],
                     wanted_bytes=_bytes(found),

@@ -124,6 +124,8 @@ class Readings:
     def _take(
         self, component: str, place: Place, reading: LevelReading, *, own: bool, at: float, wall: str
     ) -> None:
+        if own and place.own and reading.name.startswith("group "):
+            reading = msgspec.structs.replace(reading, name=f"component {component}")  # a group that we made
         key = (component, reading.path)
         level = self._levels.get(key)
         if level is None:

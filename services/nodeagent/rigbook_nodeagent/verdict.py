@@ -168,9 +168,9 @@ def outside(c: Circumstances) -> Verdict | None:
     return None
 
 
-def allocation(c: Circumstances) -> Verdict | None:
+def card_memory(c: Circumstances) -> Verdict | None:
     """8. It said itself that the card had no memory for it; the books say whose fault that is."""
-    failure = c.allocation
+    failure = c.refusal
     if failure is None or not _bad(c):
         return None
     wanted = f" ({gib(failure.wanted_bytes)} wanted)" if failure.wanted_bytes is not None else ""
@@ -240,7 +240,7 @@ def _unknown(c: Circumstances) -> Verdict:
 
 
 RULES: Final[tuple[Callable[[Circumstances], Verdict | None], ...]] = (
-    refused, ordered, hardware, probe_kill, reboot, outside, memory_verdict, allocation, completed, application,
+    refused, ordered, hardware, probe_kill, reboot, outside, memory_verdict, card_memory, completed, application,
 )  # fmt: skip
 
 
@@ -289,7 +289,8 @@ def _evidence(c: Circumstances, told: Verdict) -> tuple[Evidence, ...]:
                     source=f"{component.engine} {component.ref[:20]}", at=component.ended,
                 )
             )  # fmt: skip
-    found += [Evidence(what="kernel", value=k.text, source=f"/dev/kmsg {k.at:.3f}") for k in c.kills]
+    kernel = [Evidence(what="kernel", value=k.text, source=f"/dev/kmsg {k.at:.3f}") for k in c.kills]
+    found += [item for item in kernel if item not in found]
     for level in c.levels:
         if level.limit_bytes is None and not level.kills and not level.own:
             continue

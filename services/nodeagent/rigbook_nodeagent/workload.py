@@ -444,7 +444,8 @@ class WorkloadRun:
             ):
                 await self._wait(LOOK_SECONDS)
                 continue
-            scope = stop.scope if stop is not None else StopScope.COMPONENTS
+            # Without an order it is our own decision (a part of it ended): nobody would order the rest of it.
+            scope = stop.scope if stop is not None else StopScope.EVERYTHING
             if scope is not self._stopped_scope or any(r.running for r in alive):
                 self._log.info("stopping", scope=scope, reason=stop.reason if stop else "a part of it ended")
                 await self._stop_all(alive, scope, stop.grace_seconds if stop else grace)

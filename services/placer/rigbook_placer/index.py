@@ -378,14 +378,18 @@ class Index:
         best = numbers[np.argsort(-self._node_free[numbers], kind="stable")[:most]]
         return [self._names[n] for n in best.tolist()]
 
+    def too_big(self, request: Request, mark: int) -> bool:
+        """The cheap part of `unfit`: no card that gained since has as much as it asks for."""
+        if mark == self.gained:
+            return True
+        return mark >= self._gains_base and need_bytes(request) > self._largest_since(mark)[request.mode]
+
     def unfit(self, ask: Ask, mark: int) -> bool:
         """It was not feasible at `mark`, and what has changed since does not help."""
-        if mark == self.gained:
+        if self.too_big(ask.request, mark):
             return True
         if mark < self._gains_base:
             return False
-        if need_bytes(ask.request) > self._largest_since(mark)[ask.request.mode]:
-            return True
         numbers = set(self._gains[mark - self._gains_base :])
         if ask.request.nodes > 1 or len(numbers) > PLAIN_NODES_MAX:
             return False

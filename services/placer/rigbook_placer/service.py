@@ -57,7 +57,7 @@ WORD_EVERY_SECONDS: Final = 5.0
 # as quick, and numpy is not loaded.
 INDEX_LOOKS_MIN: Final = 4096
 # Nodes looked at to say why a demand waits, of a fleet with an index: the likeliest ones.
-EXPLAINED_NODES_MAX: Final = 64
+EXPLAINED_NODES_MAX: Final = 24
 # Blocked demands looked at for preemption in one go, each at most once in this time.
 PREEMPTORS_MAX: Final = 8
 PREEMPT_AGAIN_SECONDS: Final = 1.0

@@ -133,25 +133,30 @@ class Turns:
     def _step(self, state: State, waiting: Waiting, index: Index | None) -> Demand | None:
         """Go on to the next demand that has to be tried."""
         here = index.gained if index else state.position
-        while self._at < len(self._line):
-            key, group = self._line[self._at]
+        line, unfit = self._line, self._unfit
+        while self._at < len(line):
+            key, group = line[self._at]
             self._at += 1
             demand = waiting.current(state, key, group)
             if demand is None:
                 entry = waiting.entry(state, group)
                 if entry is not None and entry[0] > key:
-                    insort(self._line, entry, lo=self._at)
+                    insort(line, entry, lo=self._at)
                 continue
-            mark = self._unfit.get(group)
-            if mark is None:
+            mark = unfit.get(group)
+            if mark is None or not self._still_unfit(demand, mark, here, index):
                 return demand
-            if mark != here and (
-                index is None or self.kept or demand.room or not index.unfit(ask_of(demand.spec), mark)
-            ):
-                return demand
-            self._unfit[group] = here
-            self._block(demand.spec.demand)
+            unfit[group] = here
+            if len(self._ahead) < COUNTED_MAX:
+                self._ahead[key[2]] = None
         return None
+
+    def _still_unfit(self, demand: Demand, mark: int, here: int, index: Index | None) -> bool:
+        if mark == here:
+            return True
+        if index is None or self.kept or demand.room:
+            return False
+        return index.too_big(demand.spec.resources, mark) or index.unfit(ask_of(demand.spec), mark)
 
     def _wake_for_overdue(self, state: State, now_ns: int) -> None:
         """Begin again when a blocked demand has been passed for long enough."""

@@ -30,8 +30,8 @@ __all__ = ["VERDICTS_PER_TICK", "Verdicts"]
 # Deferrals and refusals per tick; the rest follow on the next ones.
 VERDICTS_PER_TICK: Final = 200
 # Reasons worked out per tick, each for a whole group: for the demands that are due, and for the round.
-DUE_PER_TICK: Final = 64
-ROUND_PER_TICK: Final = 32
+DUE_PER_TICK: Final = 32
+ROUND_PER_TICK: Final = 16
 # A word is said again when it was not read back by then.
 AGAIN_NS: Final = 2 * 10**9
 
