@@ -157,9 +157,16 @@ class ProcessCell:
             self.follower = Follower(self.bus, known=known)
             try:
                 await self.follower.open()
-                return
             except (LogDiscontinued, BusError):
                 await asyncio.sleep(0.2)
+            else:
+                return
+
+    async def begin_anew(self) -> None:
+        """Forget what was read: the log was recovered."""
+        await self.follower.close()
+        self.follower = Follower(self.bus)
+        await self.follower.open()
 
     async def append(self, subject: str, data: Payload, *, now_ns: int, traceparent: str = "") -> int:
         """Until stored: a client, too, tells a fact until it is acknowledged."""

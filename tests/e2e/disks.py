@@ -109,9 +109,9 @@ class Disk:
     def slow_down(self, pid: int, *, writes_per_second: int) -> None:
         """This process' writes are throttled by the kernel (cgroup v1, blkio). Raises OSError where there is none."""
         if self._cgroup is None:
-            self._cgroup = BLKIO / f"rigbook-test-{os.getpid()}-{os.path.basename(self._loop)}"
+            self._cgroup = BLKIO / f"rigbook-test-{os.getpid()}-{Path(self._loop).name}"
             self._cgroup.mkdir()
-        number = os.stat(self._loop).st_rdev
+        number = Path(self._loop).stat().st_rdev
         device = f"{os.major(number)}:{os.minor(number)}"
         (self._cgroup / "blkio.throttle.write_iops_device").write_text(f"{device} {writes_per_second}")
         (self._cgroup / "cgroup.procs").write_text(str(pid))

@@ -197,3 +197,17 @@ async def test_a_memory_slice_gets_cudas_own_limit_where_its_service_runs(bare: 
         f"CUDA_MPS_PIPE_DIRECTORY={pipe}",
     ]
     assert {c.enforces for c in bare.state.cards.values()} == {"mps"}
+
+
+async def test_an_exclusive_card_admits_one_process_where_the_operator_wants_it(bare: Cell) -> None:
+    """Set before the start; a shared binding that follows finds the card open again before it starts."""
+    await bare.agent(gpus="sim:1xRTX4090", exclusive_process=True)
+    await bare.raise_demand("one", "sleep", "600")
+    await bare.until_phase("one", Phase.RUNNING)
+    beat = await heartbeat(bare, lambda b: any(c.compute_mode == "Exclusive_Process" for c in b.cards))
+    last = beat.number
+    await bare.withdraw("one")
+    await bare.until_phase("one", Phase.ENDED)
+    await raise_shared(bare, "two", Component(command=("sleep", "600"), stop_grace_seconds=0.2))
+    await bare.until_phase("two", Phase.RUNNING)
+    await heartbeat(bare, lambda b: b.number > last and all(c.compute_mode == "Default" for c in b.cards))

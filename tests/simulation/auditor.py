@@ -46,7 +46,7 @@ STARTS_FAILED = frozenset({"start_failed", "image_pull", "runtime_missing"})
 # How long something must have been so that whoever judged by the latest heartbeats can be blamed.
 KNOWN_SECONDS = 8.0
 # With nothing amiss, a placer orders the stop of what was withdrawn long before this.
-CALM_SECONDS = 6.0
+CALM_SECONDS = 15.0
 # No silence shorter than this means anything, whatever a node's interval (`programs.PATIENCE`).
 SILENCE_SECONDS_MIN = 5.0
 
@@ -119,7 +119,7 @@ class Auditor:
         self.quota: dict[str, int | None] = {}
         self.heard: dict[str, float] = {}  # node to when the server stored its last heartbeat
         self.beats: dict[str, list[float]] = {}  # node to when its latest heartbeats were stored
-        self.given_back: dict[tuple[int, str], bool] = {}  # (epoch, node) to whether by force
+        self.given_back: dict[tuple[int, str], bool] = {}  # (epoch, node) to whether by force, or unseen
         self.begun: set[tuple[int, str]] = (
             set()
         )  # (epoch, node) told to run, and not told to be started again
@@ -422,8 +422,11 @@ class Auditor:
         mine = claim is not None and claim.demand == data.demand and data.node in claim.parts
         machine = self._machines.get(data.node)
         living = [] if machine is None else machine.alive(data.epoch)
-        # Of a lost card nobody can tell what holds it, and it takes no binding: there the engine's word has to do.
-        living = [p for p in living if machine is not None and not (p.memory.keys() & machine.lost)]
+        # Of a card that is lost or gone nobody can tell what holds it, and it takes no binding: there the engine's
+        # word has to do.
+        alive = living
+        hidden = machine.out_of_sight if machine is not None else set()
+        living = [p for p in alive if p.memory.keys().isdisjoint(hidden)]
         what = f"{record.source} at {record.seq}: epoch {data.epoch} on {data.node}"
         if data.forced:
             if record.source.startswith("reaper/"):
@@ -445,7 +448,7 @@ class Auditor:
         for card in claim.parts.pop(data.node):
             del self.on_card[card][data.epoch]
         self._forget_absent()
-        self.given_back[data.epoch, data.node] = data.forced
+        self.given_back[data.epoch, data.node] = data.forced or len(alive) > len(living)
         if claim.parts:
             return
         del self.claims[data.epoch]

@@ -276,15 +276,15 @@ class Happenings:
 
     async def _evict(self, step: Step) -> None:
         """An operator drains: the demand goes back into the queue, or ends."""
-        wish = self.world.auditor.wishes.get(step.who)
-        claim = self.world.auditor.claims.get(wish.epoch) if wish is not None else None
-        if wish is None or claim is None:
+        claims = self.world.auditor.claims
+        if not claims:
             return
-        other = next((d for d in self.specs if d != step.who), "nobody")
+        epoch = sorted(claims)[int(step.who.removeprefix("d")) % len(claims)]
+        claim = claims[epoch]
+        other = next((d for d in self.specs if d != claim.demand), "nobody")
         order = e.EvictionOrdered(
-            demand=other if step.number == 2 else step.who,
-            # 2: a slip of the hand
-            epoch=wish.epoch, nodes=claim.nodes, reason=EvictionReason.DRAIN, by="operator",
+            demand=other if step.number == 2 else claim.demand,  # 2: a slip of the hand
+            epoch=epoch, nodes=claim.nodes, reason=EvictionReason.DRAIN, by="operator",
             grace_seconds=1.0, requeue=step.number == 1, scope=StopScope.COMPONENTS,
         )  # fmt: skip
         await self._tell(subjects.evict(claim.nodes), order)

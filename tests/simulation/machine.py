@@ -229,6 +229,10 @@ class Machine:
         self.parts.pop(part.key, None)
         self._tell(part)
 
+    @property
+    def out_of_sight(self) -> set[str]:
+        return self.lost | self.vanished
+
     def orphans(self) -> list[Proc]:
         listed = {pid for part in self.parts.values() for pid in part.pids}
         return [proc for proc in self.procs.values() if proc.epoch is not None and proc.pid not in listed]

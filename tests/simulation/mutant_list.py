@@ -164,6 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
             '    if binding.demand != data.demand:\n        find(\n            state,\n            record,\n            "wrong_epoch"',
             '    if False:\n        find(\n            state,\n            record,\n            "wrong_epoch"',
         ),
+        tests=("tests/unit/test_evolve_ownership.py",),
     ),
     _m(
         "gang-half-released",
@@ -268,7 +269,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "begun-twice",
         "after a restart, what had started and ended is begun again",
         "rigbook_nodeagent.orders",
-        ("self.open_orders[order.epoch] = msgspec.structs.replace(order, started=True)", "pass"),
+        ("order, started=True, baseline=line.baseline", "order, baseline=line.baseline"),
     ),
     _m(
         "early-stop-lost",

@@ -134,7 +134,7 @@ def test_a_level_of_our_own_counts_from_zero_and_a_shared_one_from_what_it_had(t
     files = {"memory.current": "100", "memory.max": "200", "memory.events": "max 5\noom 2\noom_kill 3\n"}
     lay_out(tmp_path / "cgroup", {"/rig.slice": files, "/rig.slice/c": files})
     readings = Readings(hierarchy, 7, (), at=0.0)
-    readings.know([running()])
+    readings.know([running(cgroup=str(tmp_path / "cgroup/rig.slice/c"))])
     readings.read(0.0)
     own, above = readings.changes()
     assert (own.kills, above.kills) == (3, 0)
@@ -200,6 +200,9 @@ def test_a_process_that_we_cannot_see_is_unknown_with_the_reason(tmp_path: Path)
     assert "does not see" in hierarchy.place_of(4242).why
     assert "cannot be read" in hierarchy.place_of(1).why
     assert hierarchy.read(Place(0)) == ()
+    assert hierarchy.pids(Place(0)) == []
+    ended = machine(tmp_path, "/")
+    assert "root cgroup" in ended.place_of(4242).why, "what the kernel says of a process that has just ended"
     assert "cannot be read" in Hierarchy(proc=tmp_path / "none").why
     assert Hierarchy.nowhere().machine_kills() is None
 

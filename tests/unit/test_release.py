@@ -39,7 +39,8 @@ BEFORE = card(GIB, holds(5, GIB // 2))
         (card(None, holds(5, GIB)), Mode.EXCLUSIVE, ""),
         (card(9 * GIB), Mode.MEMORY_SLICE, ""),  # a driver that lists nobody: it may be the others'
         (card(9 * GIB, holds(5, GIB)), Mode.MEMORY_SLICE, "vram_not_recovered"),
-        (CardObservation(uuid="GPU-2", memory_used_bytes=20 * GIB, processes=()), Mode.EXCLUSIVE, ""),
+        (CardObservation(uuid="GPU-2", processes=()), Mode.EXCLUSIVE, "GPU-1 is not shown"),
+        (CardObservation(uuid="GPU-1", unknown="Unknown Error"), Mode.EXCLUSIVE, "GPU-1 cannot be read"),
     ],
 )
 def test_held(now: CardObservation, mode: Mode, held: str) -> None:

@@ -64,7 +64,7 @@ PURE = {
     "rigbook_ledger": {"state", "evolve", "steps", "ownership", "fleet", "audit", "drift", "digest"},
     "rigbook_placer": {
         "feasible", "reasons", "rules", "rank", "place", "preempt", "soonest", "stops", "planned", "waiting", "turns",
-        "verdicts", "index",
+        "verdicts", "index", "arrays", "packing",
     },
     "rigbook_reaper": {"judge", "liveness"},
     "rigbook_nodeagent": {"verdict", "reconcile"},

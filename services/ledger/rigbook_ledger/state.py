@@ -170,7 +170,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     enforces: str = ""  # what keeps a binding within its part: mig, mps, compute-mode; empty = nothing does
     quarantined: str | None = None  # the reason given
     parent: str = ""
-    switching: str = ""  # the mode it will serve once nothing holds it ("any" = not pinned); takes nothing until then
+    switching: str = ""  # the mode it serves once nothing holds it ("any" = not pinned); takes nothing till then
     held_for: str = ""  # the waiting demand that others were evicted for
 
 

@@ -39,7 +39,8 @@ def heartbeat_stream(*, replicas: int = 1) -> StreamSpec:
         max_per_subject=HEARTBEATS_PER_NODE,
         replicas=replicas,
         append_only=False,
-        synced=replicas > 1,  # a replicated stream cannot be asynchronous (NATS 10052); a cluster syncs in batches
+        # A replicated stream cannot be asynchronous (NATS 10052); a cluster syncs in batches.
+        synced=replicas > 1,
     )
 
 

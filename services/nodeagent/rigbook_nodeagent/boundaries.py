@@ -51,7 +51,7 @@ class Place(msgspec.Struct, frozen=True):
     mount: Path = Path()
     path: str = ""  # below the mount, begins with /
     why: str = ""  # when unknown
-    own: bool = True  # False: it shares this cgroup with its agent
+    own: bool = True  # made for it (a container's, or by our engine); False: others may be in it
 
 
 class LevelReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,6 @@ class Hierarchy:
         self.version = 0
         self.mount = Path()
         self.why = ""
-        self._own = ""
         self._round: dict[tuple[str, bool], LevelReading] | None = None  # levels that several share
         try:
             found = hierarchies(mounts or proc / "self/mountinfo")
@@ -101,8 +100,6 @@ class Hierarchy:
         else:
             self.why = "no memory hierarchy is mounted"
             return
-        own = self._path_of("self")
-        self._own = own if own.startswith("/") else ""
 
     @classmethod
     def nowhere(cls) -> Hierarchy:
@@ -115,6 +112,13 @@ class Hierarchy:
 
     def end_round(self) -> None:
         self._round = None
+
+    def pids(self, place: Place) -> list[int]:
+        """Processes in this very cgroup; [] when it is gone, or cannot be told."""
+        if not place.version:
+            return []
+        text = _text(f"{place.mount}/{place.path.lstrip('/')}/cgroup.procs") or ""
+        return [pid for line in text.split() if (pid := bytes_of(line))]
 
     def machine_kills(self) -> int | None:
         """Processes killed for memory on this machine since it was started."""
@@ -143,9 +147,11 @@ class Hierarchy:
         path = self._path_of(pid)
         if not path.startswith("/"):
             return Place(0, why=path)
+        if path == "/":  # also what the kernel says of one that has just ended
+            return Place(0, why=f"process {pid} is in the root cgroup: no boundary but the machine")
         if not (self.mount / path.lstrip("/")).is_dir():
             return Place(0, why=f"cgroup {path} is not to be seen below {self.mount}")
-        return Place(self.version, self.mount, path, own=path != self._own)
+        return Place(self.version, self.mount, path, own=level_name(path).startswith("container "))
 
     def read(self, place: Place, *, thorough: bool = True) -> tuple[LevelReading, ...]:
         """All levels from the component's own up to the root of the hierarchy; () when the place is unknown.

@@ -126,4 +126,5 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     watched: bool = True  # an agent was there when it ended
     refusal: MemoryRefusal | None = None
     cards: tuple[CardUse, ...] = ()
+    attempt: int = 1  # how often it was started, this one included
     story: tuple[Evidence, ...] = ()  # what was noted while it ran, oldest first

@@ -39,6 +39,7 @@ async def circumstances_of(
     over_before_stop: bool,
     seen: Mapping[str, Running],
     adopted: bool,
+    attempt: int,
 ) -> Circumstances:
     """`seen`: each component as it was last seen running by this agent; `adopted`: it ran before we came."""
     stop = order.stop
@@ -65,6 +66,7 @@ async def circumstances_of(
         refusal=await _last_words(bad, engines) if by_itself else None,
         cards=readings.uses(dict(watch.starts_beside(order.epoch, cards))),
         story=readings.story,
+        attempt=attempt,
     )
 
 

@@ -12,7 +12,15 @@ from typing import IO, TYPE_CHECKING, Final
 
 import msgspec
 from rigbook_schemas.events import Adopted, Bound, EvictionOrdered
-from rigbook_schemas.values import EvictionReason, NodeShare, Owner, Restart, StopScope, Workload
+from rigbook_schemas.values import (
+    CardBaseline,
+    EvictionReason,
+    NodeShare,
+    Owner,
+    Restart,
+    StopScope,
+    Workload,
+)
 from rigbook_schemas.wire import instant
 
 if TYPE_CHECKING:
@@ -65,6 +73,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bound_ns: int = 0  # the server's clock
     stop: Stop | None = None
     started: bool = False  # `started` went out: if nothing is found later, it ended; it is not begun again
+    baseline: tuple[CardBaseline, ...] = ()  # its cards right before its start
     attempt: int = 1  # which start of it that is, or will be
     orphan: bool = False  # of a log that was lost and recovered without us: no log knows it
 
@@ -75,6 +84,7 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     order: Order | None = None
     stop: Stop | None = None
     started: int = 0
+    baseline: tuple[CardBaseline, ...] = ()
     again: int = 0
     attempt: int = 0  # of `again`
     closed: int = 0
@@ -260,12 +270,13 @@ class OrderBook:
         self.flush()
         return new
 
-    def mark_started(self, epoch: int) -> None:
-        """It runs: from here on "nothing found" means that it ended."""
+    def mark_started(self, epoch: int, baseline: tuple[CardBaseline, ...] = ()) -> None:
+        """It runs: from here on "nothing found" means that it ended. `baseline`: its cards right before."""
         order = self.open_orders.get(epoch)
         if order is not None and not order.started:
-            self._fold(_Line(started=epoch))
-            self._write(_Line(started=epoch))
+            line = _Line(started=epoch, baseline=baseline)
+            self._fold(line)
+            self._write(line)
             self.flush()
 
     def mark_attempt(self, epoch: int, attempt: int) -> None:
@@ -312,7 +323,9 @@ class OrderBook:
         elif line.started:
             order = self.open_orders.get(line.started)
             if order is not None:
-                self.open_orders[order.epoch] = msgspec.structs.replace(order, started=True)
+                self.open_orders[order.epoch] = msgspec.structs.replace(
+                    order, started=True, baseline=line.baseline
+                )
         elif line.again:
             order = self.open_orders.get(line.again)
             if order is not None:

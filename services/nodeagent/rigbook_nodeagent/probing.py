@@ -76,6 +76,7 @@ class Probing:
         self._ready: dict[str, bool] = {c.name: False for c in self._components}
         self._told = False  # what was published last
         self.latencies: dict[str, float] = {}  # seconds of the last answer, by component
+        self.slowest: dict[str, float] = {}
         self._began = clock.monotonic()
 
     async def run(self) -> None:
@@ -148,7 +149,9 @@ class Probing:
         target = await self._probed.target(component)
         began = self._clock.monotonic()
         why = target.unknown or await self._ask(probe, target)
-        self.latencies[component.name] = self._clock.monotonic() - began
+        seconds = self._clock.monotonic() - began
+        self.latencies[component.name] = seconds
+        self.slowest[component.name] = max(seconds, self.slowest.get(component.name, 0.0))
         return why
 
     async def _say(self, component: Component, *, yes: bool, why: str = "") -> None:

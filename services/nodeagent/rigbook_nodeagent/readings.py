@@ -110,6 +110,10 @@ class Readings:
             if one.cgroup or pid:
                 self._places[one.component] = self._hierarchy.place_of(pid, folder=one.cgroup)
 
+    def living(self) -> list[int]:
+        """Processes in the cgroups made for its components, whatever their engine says."""
+        return [pid for place in self._places.values() if place.own for pid in self._hierarchy.pids(place)]
+
     @property
     def near(self) -> bool:
         """Some boundary is nearly full: worth reading more often."""

@@ -57,7 +57,9 @@ def still_held(
 ) -> list[str]:
     """Why it is not free yet, one line each; [] when it is. `sample` is attributed; `unusable` cards are out of service."""
     modes = {a.card: a.mode for a in allotments}
-    held: list[str] = []
+    sample = tuple(sample)
+    shown = {card.uuid for card in sample}
+    held = [f"{uuid} is not shown" for uuid in modes if uuid not in shown and uuid not in unusable]
     for card in sample:
         mine = [p.pid for p in card.processes or () if p.epoch == epoch]
         held += [f"pid {pid} on {card.uuid}" for pid in mine]

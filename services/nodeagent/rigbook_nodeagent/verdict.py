@@ -289,6 +289,8 @@ def _evidence(c: Circumstances, told: Verdict) -> tuple[Evidence, ...]:
                     source=f"{component.engine} {component.ref[:20]}", at=component.ended,
                 )
             )  # fmt: skip
+    if c.attempt > 1:
+        found.append(Evidence(what="attempt", value=str(c.attempt), source="agent"))
     kernel = [Evidence(what="kernel", value=k.text, source=f"/dev/kmsg {k.at:.3f}") for k in c.kills]
     found += [item for item in kernel if item not in found]
     for level in c.levels:

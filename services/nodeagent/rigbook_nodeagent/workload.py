@@ -176,12 +176,13 @@ class WorkloadRun:
             ended = await self._until_gone() if not self._replaced else (await self._look() or [])
             self._s.watch.end(self._epoch, ended)
             await self._look_at_cards(ended)
+            self._note_probes()
             self._s.watch.started(self._epoch)
             said = verdict(
                 await circumstances_of(
                     self._now, ended, engines=self._s.engines, watch=self._s.watch, readings=self._readings,
                     refused=refused, probe=self._probe_failure, over_before_stop=self._over_before_stop,
-                    seen=self._seen, adopted=self._adopted,
+                    seen=self._seen, adopted=self._adopted, attempt=self._attempt,
                 )
             )  # fmt: skip
             again = self._again(said)
@@ -219,6 +220,7 @@ class WorkloadRun:
             self._epoch, order.demand, order.share.allotments, starting=not self._adopted
         )
         if self._adopted:
+            self._readings.baseline = order.baseline
             self._log.info("adopted")
             return None
         self._readings.baseline = baseline_of(self._s.cards.latest or (), order.share.allotments)
@@ -244,7 +246,7 @@ class WorkloadRun:
             running.append(started)
             self._see([started])
         self._readings.read(self._s.clock.monotonic(), thorough=False)
-        self._s.book.mark_started(self._epoch)
+        self._s.book.mark_started(self._epoch, self._readings.baseline)
         data = Started(
             demand=order.demand,
             epoch=self._epoch,
@@ -475,6 +477,11 @@ class WorkloadRun:
                 elif isinstance(result, BaseException):
                     raise result
 
+    def _note_probes(self) -> None:
+        for name, slowest in (self.probing.slowest if self.probing is not None else {}).items():
+            last = self.probing.latencies.get(name, 0.0) if self.probing is not None else 0.0
+            self.noted(f"probe of {name}", f"its last answer took {last:.2f} s, the slowest {slowest:.2f} s")
+
     async def _look_at_cards(self, ended: Sequence[Running]) -> None:
         """After a bad end nobody ordered: an error of a card may be its reason, and be told only now."""
         if self._now.stop is not None or not any(r.exit_code != 0 or r.signal for r in ended):
@@ -511,12 +518,14 @@ class WorkloadRun:
                 why = f"cards cannot be read: {error}"
             else:
                 why = ", ".join(
-                    still_held(
+                    [f"pid {pid} in its cgroup" for pid in self._readings.living()]
+                    + still_held(
                         sample,
                         epoch=self._epoch,
                         allotments=self._order.share.allotments,
                         baseline={b.card: b for b in self._readings.baseline},
-                        unusable={c.uuid for c in self._s.cards.inventory if not c.usable},
+                        unusable={a.card for a in self._order.share.allotments}
+                        - {c.uuid for c in self._s.cards.inventory if c.usable},
                     )
                 )
                 await self._end_strays(sample)

@@ -65,6 +65,8 @@ PREEMPT_AGAIN_SECONDS: Final = 1.0
 ORDER_AGAIN_SECONDS: Final = 5.0
 # After an append without an answer: how long to read on before deciding again.
 READ_ON_SECONDS: Final = 1.0
+# How long bindings and stop orders may wait for the acknowledgement of verdicts: one that is lost never comes.
+VERDICTS_SECONDS_MAX: Final = 5.0
 
 
 _RULES: Final = "rig.own.policy."
@@ -448,7 +450,7 @@ class Placer:
         if not messages:
             return
         await self._follower.assure()
-        answers = await self._bus.append_many(messages)
+        answers = await self._bus.append_many(messages, timeout_seconds=VERDICTS_SECONDS_MAX)
         failed = [a for a in answers if isinstance(a, BusError)]
         if failed:
             self._log.warning("verdicts not sent, will be", count=len(failed), code=failed[0].code)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rigbook_placer.feasible import NOTHING_SEEN, Kept, ask_of, asker_of, node_fits
+from rigbook_placer.feasible import NOTHING_SEEN, Kept, ask_of, asker_of, need_bytes, node_fits
 from rigbook_placer.place import place
-from rigbook_placer.rank import POLICIES
+from rigbook_placer.rank import POLICIES, taste_of
 from rigbook_placer.reasons import invalid
 from rigbook_placer.rules import rule_says_no
 from rigbook_placer.soonest import endings_needed, soonest
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from rigbook_ledger.state import Demand, State
     from rigbook_schemas.events import Bound
+    from rigbook_schemas.values import Mode
 
     from rigbook_placer.feasible import Seen
     from rigbook_placer.index import Index
@@ -63,6 +64,9 @@ class Turns:
         self._version: tuple[int, int] | None = None  # what the line was made of; None = begin again
         self._wake_ns: int | None = None  # when a rule about time may say otherwise
         self._unfit: dict[Group, int] = {}  # where it did not fit: count of gains, or position
+        self._need: dict[Group, tuple[int, Mode]] = {}  # of groups that did not fit: bytes per card, and mode
+        self._began = 0  # count of gains when this walk began
+        self._walked = 0  # and when the last one began that came to the end
         self._ahead: dict[str, None] = {}  # blocked demands, in order
         self._passed: dict[str, int] = {}
         self._keeping: dict[str, _Keeping] = {}
@@ -73,7 +77,7 @@ class Turns:
     @property
     def blocked(self) -> list[str]:
         """The first demands in the queue that do not fit, in order."""
-        return list(self._ahead)
+        return list(self._ahead)[:COUNTED_MAX]
 
     def passed(self, demand: str) -> int:
         """How often others were bound before it while it was blocked."""
@@ -83,6 +87,7 @@ class Turns:
         """A rule has changed: look at everybody."""
         self._version = None
         self._unfit.clear()
+        self._need.clear()
 
     def bound(self, state: State, demands: Iterable[str], now_ns: int) -> None:
         """These demands were bound: those that were blocked before them have been passed once more."""
@@ -112,23 +117,56 @@ class Turns:
         for _ in range(TRIES_MAX):
             demand = self._step(state, waiting, index)
             if demand is None:
+                self._walked = self._began
                 self._wake_for_overdue(state, now_ns)
                 return None
             spec = demand.spec
+            group = self._line[self._at - 1][1]
             rule = rule_says_no(state, spec, now_ns=now_ns, totals=index.totals if index else None)
             if rule is not None:
                 if rule.seconds is not None:
                     self._wake(now_ns + int(rule.seconds * 1e9))
+                self._forget(group)
                 continue
-            found = place(state, spec, seen, self._policy, now_ns=now_ns, kept=self.kept, shortlist=index)
+            nowhere = index is not None and self._nowhere(demand, index)
+            found = None
+            if not nowhere:
+                found = place(state, spec, seen, self._policy, now_ns=now_ns, kept=self.kept, shortlist=index)
             if found is not None:
                 self._at -= 1  # when it was bound, the next of its group comes here; else it is tried again
                 return demand, found
-            if invalid(spec, POLICIES) is None:
+            if not nowhere and (
+                invalid(spec, POLICIES) is not None or self._fits(state, demand, now_ns, index)
+            ):
+                self._forget(group)  # a rule of the whole binding says no: that changes without any card
+            else:
                 self._block(spec.demand)
-                self._unfit[self._line[self._at - 1][1]] = index.gained if index else state.position
+                self._unfit[group] = index.gained if index else state.position
+                if not demand.room:
+                    self._need[group] = (need_bytes(spec.resources), spec.resources.mode)
         self.more = True
         return None
+
+    def _nowhere(self, demand: Demand, index: Index) -> bool:
+        """No card at all has as much free; seen without looking at nodes."""
+        request = demand.spec.resources
+        return not self.kept and not demand.room and need_bytes(request) > index.at_most(request.mode)
+
+    def _fits(self, state: State, demand: Demand, now_ns: int, index: Index | None) -> bool:
+        """It was not placed, and yet there are cards for it."""
+        spec = demand.spec
+        project = state.projects.get(spec.project)
+        bounded = project is not None and project.quota_bytes is not None
+        if index is None or not (bounded or spec.priority >= state.policy.cap_priority):
+            return False
+        asker = asker_of(spec, self.kept, now_ns)
+        names, _ = index.best(ask_of(spec), taste_of(spec, demand), "pack", asker, spec.resources.nodes)
+        return len(names) >= spec.resources.nodes
+
+    def _forget(self, group: Group) -> None:
+        """It is tried on every walk: what keeps it waiting is not what cards have free."""
+        self._unfit.pop(group, None)
+        self._need.pop(group, None)
 
     def _step(self, state: State, waiting: Waiting, index: Index | None) -> Demand | None:
         """Go on to the next demand that has to be tried."""
@@ -147,8 +185,7 @@ class Turns:
             if mark is None or not self._still_unfit(demand, mark, here, index):
                 return demand
             unfit[group] = here
-            if len(self._ahead) < COUNTED_MAX:
-                self._ahead[key[2]] = None
+            self._block(key[2])
         return None
 
     def _still_unfit(self, demand: Demand, mark: int, here: int, index: Index | None) -> bool:
@@ -169,7 +206,7 @@ class Turns:
         self._wake_ns = due_ns if self._wake_ns is None else min(self._wake_ns, due_ns)
 
     def _block(self, demand: str) -> None:
-        if len(self._ahead) < COUNTED_MAX:
+        if len(self._ahead) < 2 * COUNTED_MAX:  # put in order, and cut, when the next walk begins
             self._ahead[demand] = None
 
     # -- from the beginning -----------------------------------------------------------------
@@ -181,12 +218,26 @@ class Turns:
             del self._passed[gone]
         if len(self._unfit) > 2 * len(waiting) + 64:
             self._unfit.clear()
+            self._need.clear()
         self._keep(state, seen, now_ns, index)
-        self._line = waiting.line(state, now_ns)
+        self._began = index.gained if index else 0
+        line = waiting.line(state, now_ns)
+        limit = None
+        if index is not None and self._need and not self.kept and self._version is not None:
+            limit = index.largest_since(self._walked)
+        if limit is not None:  # without those that no card that gained since the last walk has enough for
+            line = [entry for entry in line if not self._too_big(entry[1], limit)]
+        still = [d for d in self._ahead if limit is not None and self._too_big(waiting.group(d), limit)]
+        self._line = line
         self._at = 0
-        self._ahead.clear()
+        first = sorted(order_of(state.demands[did], now_ns) for did in still)
+        self._ahead = {key[2]: None for key in first[:COUNTED_MAX]}
         self._wake_ns = None
         self._version = (waiting.arrivals, index.gained if index else state.position)
+
+    def _too_big(self, group: Group | None, limit: Mapping[Mode, int]) -> bool:
+        known = self._need.get(group) if group is not None else None
+        return known is not None and known[0] > limit[known[1]]
 
     def _overdue(self, demand: Demand, now_ns: int) -> bool:
         return (
@@ -216,6 +267,7 @@ class Turns:
         if kept != self.kept:
             self.kept = kept
             self._unfit.clear()
+            self._need.clear()
             if index is not None:
                 index.keep(kept)
 

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Final
 
 from rigbook_schemas.values import Engine
@@ -227,8 +228,8 @@ def program_environment(launch: Launch, inherited: Mapping[str, str] | None = No
     if inherited is None:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
     environment = {
-        "PATH": PATH_DEFAULT,
         **inherited,
+        "PATH": program_path(inherited.get("PATH", PATH_DEFAULT)),
         **launch.component.env,
         **launch.environment,
         CLUSTER: launch.cluster,
@@ -240,6 +241,12 @@ def program_environment(launch: Launch, inherited: Mapping[str, str] | None = No
     if launch.traceparent:
         environment["TRACEPARENT"] = launch.traceparent
     return environment
+
+
+def program_path(given: str) -> str:
+    """The agent's own PATH, and where its own programs are at the end: they are found, and shadow nobody's."""
+    own = os.path.dirname(sys.executable)  # noqa: PTH120 - on the path of every start
+    return given if own in given.split(os.pathsep) else f"{given}{os.pathsep}{own}"
 
 
 def _refuse_unfit(launch: Launch) -> None:
