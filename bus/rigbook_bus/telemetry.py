@@ -131,7 +131,9 @@ class Telemetry:
         meter = metrics.get_meter(f"rigbook.{service}", meter_provider=meters)
         self.folded = meter.create_counter("rigbook.events.folded", "1", "events folded")
         self.appends = meter.create_counter("rigbook.appends", "1", "appends by kind and outcome")
-        self.unknowns = meter.create_counter("rigbook.unknowns", "1", "answers that could not be had, by source")
+        self.unknowns = meter.create_counter(
+            "rigbook.unknowns", "1", "answers that could not be had, by source"
+        )
         self.findings = meter.create_counter("rigbook.findings", "1", "findings by code")
         self.seconds = meter.create_histogram(
             "rigbook.step.duration", "s", "time of a step of the service's loop"

@@ -239,9 +239,7 @@ def placement_set(state: State, record: Record, data: e.PlacementSet) -> None:
 
 
 def preemption_set(state: State, record: Record, data: e.PreemptionSet) -> None:
-    state.policy = replace(
-        state.policy, preemption=data.on, preemption_run_seconds_min=data.run_seconds_min
-    )
+    state.policy = replace(state.policy, preemption=data.on, preemption_run_seconds_min=data.run_seconds_min)
 
 
 def healing_set(state: State, record: Record, data: e.HealingSet) -> None:

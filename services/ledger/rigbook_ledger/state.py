@@ -170,7 +170,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     enforces: str = ""  # what keeps a binding within its part: mig, mps, compute-mode; empty = nothing does
     quarantined: str | None = None  # the reason given
     parent: str = ""
-    switching: str = ""  # the mode it serves once nothing holds it ("any" = not pinned); takes nothing till then
+    # Takes nothing, and serves this mode once nothing holds it ("any" = not pinned).
+    switching: str = ""
     held_for: str = ""  # the waiting demand that others were evicted for
 
 

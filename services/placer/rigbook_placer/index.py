@@ -1,8 +1,8 @@
 """`Index`: the best nodes for an ask without looking at the whole fleet; the same answer as looking at it.
 
-On one array per field (`arrays`). For each shape asked for (ask, taste, policy) it keeps the score of every feasible node in a heap, and looks again only at
-nodes that changed since the shape was last asked for: a decision costs about the same at a hundred cards and at
-a hundred thousand. The scores are those of `rank`, made for all nodes at once when a shape is new, and by
+On one array per field (`arrays`). For each shape asked for (ask, taste, policy) it keeps the score of every
+feasible node in a heap, and looks again only at nodes that changed since the shape was last asked for: a decision
+costs about the same at a hundred cards and at a hundred thousand. The scores are those of `rank`, made for all nodes at once when a shape is new, and by
 `rank`'s own functions for a node that changed. Nothing here decides.
 """
 

@@ -17,13 +17,13 @@ from rigbook_bus.telemetry import Telemetry
 from rigbook_ledger.continuity import Known, LogAbsent, LogDiscontinued, ledger_doubts, recovery_under_way
 from rigbook_ledger.follower import Follower, SnapshotFile
 from rigbook_schemas import subjects
-from rigbook_schemas.events import Bound, Deferred, DemandRaised, Heartbeat, Payload, Refused
+from rigbook_schemas.events import Bound, Deferred, Heartbeat, Payload, Refused
 from rigbook_schemas.wire import Draft, decode, encode, rfc3339
 
 from rigbook_placer.feasible import NOTHING_SEEN, Seen, ask_of
 from rigbook_placer.place import explain
-from rigbook_placer.planned import offers, plan
 from rigbook_placer.preempt import evictions, preempt
+from rigbook_placer.replies import Standing, offers_reply, plan_reply
 from rigbook_placer.sightings import seen_of
 from rigbook_placer.stops import stops_due, timed
 from rigbook_placer.turns import Turns
@@ -458,43 +458,22 @@ class Placer:
         while self._follower.state.position < last and await self._read(READ_ON_SECONDS):
             pass
 
+    # -- answering --------------------------------------------------------------------------
+
     async def _plan(self, _subject: str, body: bytes) -> bytes:
-        """Dry run: {"demand": DemandRaised} to {"position", "bound", "reasons", "refused"}."""
-        try:
-            asked = msgspec.json.decode(body, type=_PlanQuestion)
-        except msgspec.MsgspecError as error:
-            return msgspec.json.encode({"error": {"code": "bad_question", "text": str(error)}})
-        if not self.caught_up:
-            return msgspec.json.encode(
-                {"error": {"code": "not_ready", "text": "the placer is still reading the log"}}
-            )
-        answer = plan(
-            self._follower.state, asked.demand, self._seen, self._options.policy,
-            now_ns=self._clock.now_ns(), kept=self._turns.kept, shortlist=self._index,
-        )  # fmt: skip
-        return msgspec.json.encode(answer)
+        return plan_reply(body, self._standing())
 
     async def _offers(self, _subject: str, body: bytes) -> bytes:
-        """What would fit now: {"project"} to {"position", "items": [OfferRow]}."""
-        try:
-            asked = msgspec.json.decode(body or b"{}", type=_OffersQuestion)
-        except msgspec.MsgspecError as error:
-            return msgspec.json.encode({"error": {"code": "bad_question", "text": str(error)}})
+        return offers_reply(body, self._standing())
+
+    def _standing(self) -> Standing | None:
+        """What questions are answered from; None while the log is still being read."""
         if not self.caught_up:
-            return msgspec.json.encode(
-                {"error": {"code": "not_ready", "text": "the placer is still reading the log"}}
-            )
-        state = self._follower.state
-        items = offers(state, self._seen, self._turns.kept, project=asked.project)
-        return msgspec.json.encode({"position": state.position, "items": items})
-
-
-class _PlanQuestion(msgspec.Struct, frozen=True):
-    demand: DemandRaised
-
-
-class _OffersQuestion(msgspec.Struct, frozen=True):
-    project: str = ""
+            return None
+        return Standing(
+            self._follower.state, self._seen, self._turns.kept, self._options.policy, self._clock.now_ns(),
+            self._index,
+        )  # fmt: skip
 
 
 async def serve(
