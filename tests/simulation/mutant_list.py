@@ -91,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "    if not node.driver_ok or node.unreachable_ns:",
         ),
         (
-            "rigbook_placer.index",
+            "rigbook_placer.arrays",
             "node.driver_ok and not node.unreachable_ns and node.cordoned is None",
             "node.driver_ok and not node.unreachable_ns",
         ),
@@ -104,7 +104,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "    if not card.present or not card.usable or card.quarantined is not None or card.switching:",
             "    if not card.present or not card.usable or card.switching:",
         ),
-        ("rigbook_placer.index", "            and card.quarantined is None\n", ""),
+        ("rigbook_placer.arrays", "            and card.quarantined is None\n", ""),
     ),
     _m(
         "forgets-quota",

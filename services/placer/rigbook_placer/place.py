@@ -49,6 +49,10 @@ class Shortlist(Protocol):
         """The policy, as far as it can be had more cheaply than from the state alone."""
         ...
 
+    def able(self, ask: Ask) -> Sequence[str]:
+        """The likeliest of the nodes that could hold it if they were empty."""
+        ...
+
     @property
     def totals(self) -> Totals: ...
 

@@ -55,12 +55,14 @@ def plan(
     if bound is not None:
         return Plan(state.position, bound, ())
     totals = shortlist.totals if shortlist is not None else None
-    reasons = explain(state, spec, seen, policy, now_ns=now_ns, kept=kept, totals=totals)
+    # Where no node could ever hold it, all of them are asked why.
+    among = (shortlist.able(ask_of(spec)) or None) if shortlist is not None else None
+    reasons = explain(state, spec, seen, policy, now_ns=now_ns, kept=kept, totals=totals, among=among)
     refused = invalid(spec, POLICIES) is not None or hopeless(reasons)
     if refused or now_ns is None:
         return Plan(state.position, None, reasons, refused)
-    found = preempt(state, spec, seen, now_ns, kept=kept, totals=totals)
-    wait = soonest(state, ask_of(spec), seen, asker_of(spec, kept or {}, now_ns), now_ns)
+    found = preempt(state, spec, seen, now_ns, kept=kept, totals=totals, among=among)
+    wait = soonest(state, ask_of(spec), seen, asker_of(spec, kept or {}, now_ns), now_ns, among=among)
     evict = tuple(
         VictimRow(
             demand=b.demand,
